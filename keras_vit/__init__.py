@@ -1,0 +1,48 @@
+"""keras_vit: the Vision Transformer for Keras 3, on TensorFlow, JAX and PyTorch."""
+
+from keras_vit import layers, preprocessing
+from keras_vit.config import ViTConfig
+from keras_vit.model import ViT
+from keras_vit.variants import (
+    list_variants,
+    vit_b8,
+    vit_b16,
+    vit_b32,
+    vit_g14,
+    vit_gigantic14,
+    vit_h14,
+    vit_l14,
+    vit_l16,
+    vit_l32,
+    vit_m16,
+    vit_s8,
+    vit_s16,
+    vit_s32,
+    vit_so400m14,
+    vit_ti16,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ViT",
+    "ViTConfig",
+    "layers",
+    "list_variants",
+    "preprocessing",
+    "vit_b8",
+    "vit_b16",
+    "vit_b32",
+    "vit_g14",
+    "vit_gigantic14",
+    "vit_h14",
+    "vit_l14",
+    "vit_l16",
+    "vit_l32",
+    "vit_m16",
+    "vit_s8",
+    "vit_s16",
+    "vit_s32",
+    "vit_so400m14",
+    "vit_ti16",
+]

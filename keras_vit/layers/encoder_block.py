@@ -1,0 +1,201 @@
+"""One block of the Transformer encoder: Eq. 2 and 3."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_vit.layers.attention import MultiHeadAttention
+from keras_vit.layers.layer_scale import LayerScale
+from keras_vit.layers.mlp import MLP
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class EncoderBlock(keras.layers.Layer):
+    """Self-attention and an MLP, each with a LayerNorm and a residual connection.
+
+    Shapes: B batch, T tokens, D width, h heads.
+
+    With `block_norm="pre"`, the paper's:
+
+    z' = MSA(LN(z)) + z     (2)
+    z  = MLP(LN(z')) + z'   (3)
+
+    With "post", the original Transformer's (arXiv 1706.03762): `z' = LN(z + MSA(z))` and
+    `z = LN(z' + MLP(z'))`.
+
+    Args:
+        width: D.
+        num_heads: h.
+        mlp_dim: Hidden size of the MLP.
+        key_dim: Size of a head; None means D / h.
+        block_norm: "pre" or "post".
+        qkv_bias: Whether query, key and value projections have a bias.
+        qk_norm: Whether queries and keys are normalised.
+        gelu: "exact" or "tanh".
+        norm_epsilon: Epsilon of the LayerNorms.
+        layer_scale: Initial gain of LayerScale on both branches, or None.
+        dropout: Rate after attention and after each Dense of the MLP.
+        attention_dropout: Rate on the attention weights.
+        drop_path: Chance that an image skips a branch in training.
+        **kwargs: Arguments of `keras.layers.Layer`.
+
+    Call arguments:
+        x: Tokens, `(B, T, D)`.
+        training: Whether dropout acts.
+        return_attention_scores: Whether to return the attention weights too.
+
+    Returns:
+        `(B, T, D)`, and on request the weights `(B, h, T, T)`, whose rows sum to 1.
+
+    Reference:
+        arXiv 2010.11929, Eq. 2 and 3.
+
+    Example:
+
+    >>> EncoderBlock(width=8, num_heads=2, mlp_dim=16)(keras.ops.ones((2, 5, 8))).shape
+    (2, 5, 8)
+    """
+
+    def __init__(
+        self,
+        width,
+        num_heads,
+        mlp_dim,
+        key_dim=None,
+        block_norm="pre",
+        qkv_bias=True,
+        qk_norm=False,
+        gelu="exact",
+        norm_epsilon=1e-6,
+        layer_scale=None,
+        dropout=0.0,
+        attention_dropout=0.0,
+        drop_path=0.0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if key_dim is None and width % num_heads:
+            raise ValueError(
+                f"num_heads must divide width={width} unless key_dim is given. "
+                f"Received: num_heads={num_heads}"
+            )
+        if block_norm not in ("pre", "post"):
+            raise ValueError(
+                f"block_norm must be 'pre' or 'post'. Received: block_norm={block_norm!r}"
+            )
+        self.width = width
+        self.num_heads = num_heads
+        self.mlp_dim = mlp_dim
+        self.key_dim = key_dim
+        self.block_norm = block_norm
+        self.qkv_bias = qkv_bias
+        self.qk_norm = qk_norm
+        self.gelu = gelu
+        self.norm_epsilon = norm_epsilon
+        self.layer_scale = layer_scale
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.drop_path = drop_path
+
+        head_dim = key_dim or width // num_heads
+        # Glorot's limit for the (D, h * d) matrix. Keras would read the three axes of the kernel
+        # as those of a convolution and start far smaller.
+        limit = math.sqrt(6 / (width + num_heads * head_dim))
+        policy = self.dtype_policy
+        self.attention_norm = self._norm("attention_norm")
+        self.attention = MultiHeadAttention(
+            num_heads,
+            head_dim,
+            qk_norm=qk_norm,
+            norm_epsilon=norm_epsilon,
+            dropout=attention_dropout,
+            kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
+            use_bias=qkv_bias,
+            output_bias=True,
+            dtype=policy,
+            name="attention",
+        )
+        self.attention_dropout_layer = keras.layers.Dropout(dropout, dtype=policy, name="dropout")
+        self.mlp_norm = self._norm("mlp_norm")
+        self.mlp = MLP(mlp_dim, width, gelu=gelu, dropout=dropout, dtype=policy, name="mlp")
+        if layer_scale is not None:
+            self.attention_scale = LayerScale(layer_scale, dtype=policy, name="attention_scale")
+            self.mlp_scale = LayerScale(layer_scale, dtype=policy, name="mlp_scale")
+        # A Dropout whose mask has one entry an image is stochastic depth.
+        self.attention_drop_path = self._drop_path("attention_drop_path")
+        self.mlp_drop_path = self._drop_path("mlp_drop_path")
+
+    def _norm(self, name):
+        return keras.layers.LayerNormalization(
+            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
+        )
+
+    def _drop_path(self, name):
+        return keras.layers.Dropout(
+            self.drop_path, noise_shape=(None, 1, 1), dtype=self.dtype_policy, name=name
+        )
+
+    def build(self, input_shape):
+        if input_shape[-1] != self.width:
+            raise ValueError(
+                f"x must have width={self.width} on its last axis. "
+                f"Received: x with shape {tuple(input_shape)}"
+            )
+        self.attention.build(input_shape, input_shape)
+        for layer in (self.attention_norm, self.mlp_norm, self.mlp):
+            layer.build(input_shape)
+        if self.layer_scale is not None:
+            self.attention_scale.build(input_shape)
+            self.mlp_scale.build(input_shape)
+        self.built = True
+
+    def call(self, x, training=None, return_attention_scores=False):
+        pre = self.block_norm == "pre"
+
+        z = self.attention_norm(x) if pre else x  # (B, T, D)
+        z, scores = self._attend(z, training, return_attention_scores)
+        x = ops.add(x, z)  # (B, T, D), Eq. 2
+        x = x if pre else self.attention_norm(x)
+
+        z = self.mlp(self.mlp_norm(x) if pre else x, training=training)  # (B, T, D)
+        z = self.mlp_scale(z) if self.layer_scale is not None else z
+        x = ops.add(x, self.mlp_drop_path(z, training=training))  # (B, T, D), Eq. 3
+        x = x if pre else self.mlp_norm(x)
+        return (x, scores) if return_attention_scores else x
+
+    def _attend(self, x, training, return_attention_scores):
+        scores = None
+        if return_attention_scores:
+            x, scores = self.attention(x, x, training=training, return_attention_scores=True)
+        else:
+            x = self.attention(x, x, training=training)
+        x = self.attention_dropout_layer(x, training=training)
+        x = self.attention_scale(x) if self.layer_scale is not None else x
+        return self.attention_drop_path(x, training=training), scores
+
+    def compute_output_spec(self, x, training=None, return_attention_scores=False):
+        tokens = keras.KerasTensor(x.shape, dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return tokens
+        batch, length, _ = x.shape
+        shape = (batch, self.num_heads, length, length)
+        return tokens, keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "num_heads": self.num_heads,
+            "mlp_dim": self.mlp_dim,
+            "key_dim": self.key_dim,
+            "block_norm": self.block_norm,
+            "qkv_bias": self.qkv_bias,
+            "qk_norm": self.qk_norm,
+            "gelu": self.gelu,
+            "norm_epsilon": self.norm_epsilon,
+            "layer_scale": self.layer_scale,
+            "dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "drop_path": self.drop_path,
+        }

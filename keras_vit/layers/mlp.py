@@ -1,0 +1,84 @@
+"""The MLP of Eq. 3."""
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class MLP(keras.layers.Layer):
+    """Two Dense layers with a GELU between them, on each token alone.
+
+    Shapes: B batch, T tokens, D width, M hidden size.
+
+    `MLP(z) = GELU(z W_1 + b_1) W_2 + b_2`. Tokens are flattened to (B * T, D), because there
+    TensorFlow fuses bias and GELU into the matrix product.
+
+    Args:
+        hidden_dim: M, units of the first Dense.
+        width: D, units of the second.
+        gelu: "exact" (erf) or "tanh".
+        dropout: Rate after each Dense.
+        **kwargs: Arguments of `keras.layers.Layer`.
+
+    Call arguments:
+        x: `(B, T, D)`.
+        training: Whether dropout acts.
+
+    Returns:
+        `(B, T, D)`.
+
+    Reference:
+        arXiv 2010.11929, Eq. 3.
+
+    Example:
+
+    >>> MLP(hidden_dim=16, width=8)(keras.ops.ones((2, 5, 8))).shape
+    (2, 5, 8)
+    """
+
+    def __init__(self, hidden_dim, width, gelu="exact", dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        if gelu not in ("exact", "tanh"):
+            raise ValueError(f"gelu must be 'exact' or 'tanh'. Received: gelu={gelu!r}")
+        self.hidden_dim = hidden_dim
+        self.width = width
+        self.gelu = gelu
+        self.dropout = dropout
+        self.dense_1 = self._dense(hidden_dim, "dense_1")
+        self.dense_2 = self._dense(width, "dense_2")
+        self.dropout_1 = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout_1")
+        self.dropout_2 = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout_2")
+
+    def _dense(self, units, name):
+        return keras.layers.Dense(
+            units,
+            kernel_initializer="glorot_uniform",
+            bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, input_shape):
+        self.dense_1.build((None, input_shape[-1]))
+        self.dense_2.build((None, self.hidden_dim))
+        self.built = True
+
+    def call(self, x, training=None):
+        shape = ops.shape(x)
+        x = ops.reshape(x, (-1, shape[-1]))  # (B * T, D)
+        x = keras.activations.gelu(self.dense_1(x), approximate=self.gelu == "tanh")  # (B * T, M)
+        x = self.dropout_1(x, training=training)
+        x = self.dropout_2(self.dense_2(x), training=training)  # (B * T, D)
+        return ops.reshape(x, (-1, *shape[1:-1], self.width))  # (B, T, D)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], self.width)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "hidden_dim": self.hidden_dim,
+            "width": self.width,
+            "gelu": self.gelu,
+            "dropout": self.dropout,
+        }

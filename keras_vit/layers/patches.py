@@ -1,0 +1,121 @@
+"""An image as a sequence of projected patches: x_p E of Eq. 1."""
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class Patches(keras.layers.Layer):
+    """Cuts an image into patches and projects each of them to a token.
+
+    Shapes: B batch, H x W pixels, C channels, P x P patch, N patches, D width.
+
+    `x_p^i E + b`: a convolution whose stride is its kernel size does both at once. With `norm`, a
+    LayerNorm stands on the P * P * C numbers of each patch and one on its D projected numbers, as
+    in vit-pytorch.
+
+    Args:
+        width: D, the size of a token.
+        patch_size: Height and width of a patch; one int means a square.
+        norm: Whether to normalise each patch before and after the projection.
+        norm_epsilon: Epsilon of these LayerNorms.
+        **kwargs: Arguments of `keras.layers.Layer`.
+
+    Call arguments:
+        images: `(B, H, W, C)`; H and W are multiples of the patch size.
+
+    Returns:
+        Tokens `(B, N, D)`, row by row of the image.
+
+    Reference:
+        arXiv 2010.11929, Section 3.1 and Eq. 1.
+
+    Example:
+
+    >>> Patches(width=8, patch_size=4)(keras.ops.ones((2, 16, 16, 1))).shape
+    (2, 16, 8)
+    """
+
+    def __init__(self, width, patch_size, norm=False, norm_epsilon=1e-6, **kwargs):
+        super().__init__(**kwargs)
+        pair = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
+        if len(pair) != 2 or not all(isinstance(p, int) and p > 0 for p in pair):
+            raise ValueError(
+                "patch_size must be a positive int or a pair of them. "
+                f"Received: patch_size={patch_size!r}"
+            )
+        if not isinstance(width, int) or width < 1:
+            raise ValueError(f"width must be a positive int. Received: width={width!r}")
+        self.width = width
+        self.patch_size = pair
+        self.norm = norm
+        self.norm_epsilon = norm_epsilon
+        self.projection = keras.layers.Conv2D(
+            width,
+            pair,
+            strides=pair,
+            padding="valid",
+            data_format="channels_last",
+            kernel_initializer="lecun_normal",
+            bias_initializer="zeros",
+            dtype=self.dtype_policy,
+            name="projection",
+        )
+        if norm:
+            self.norm_before = keras.layers.LayerNormalization(
+                epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm_before"
+            )
+            self.norm_after = keras.layers.LayerNormalization(
+                epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm_after"
+            )
+
+    def build(self, input_shape):
+        if len(input_shape) != 4:
+            raise ValueError(
+                "images must be (batch, height, width, channels). "
+                f"Received: images with shape {tuple(input_shape)}"
+            )
+        for size, patch in zip(input_shape[1:3], self.patch_size, strict=True):
+            if size is not None and size % patch:
+                raise ValueError(
+                    f"images must have a height and width that patch_size={self.patch_size} "
+                    f"divides. Received: images with shape {tuple(input_shape)}"
+                )
+        self.projection.build(input_shape)
+        if self.norm:
+            ph, pw = self.patch_size
+            self.norm_before.build((None, None, ph * pw * input_shape[-1]))
+            self.norm_after.build((None, None, self.width))
+        self.built = True
+
+    def call(self, images):
+        if self.norm:
+            return self._normalised(images)
+        x = self.projection(images)  # (B, H / P, W / P, D)
+        _, gh, gw, width = ops.shape(x)
+        return ops.reshape(x, (-1, gh * gw, width))  # (B, N, D)
+
+    def _normalised(self, images):
+        _, height, width, channels = ops.shape(images)
+        ph, pw = self.patch_size
+        gh, gw = height // ph, width // pw
+        x = ops.reshape(images, (-1, gh, ph, gw, pw, channels))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))  # (B, gh, gw, P, P, C)
+        x = self.norm_before(ops.reshape(x, (-1, gh * gw, ph * pw * channels)))  # (B, N, P * P * C)
+        x = self.projection(ops.reshape(x, (-1, ph, pw, channels)))  # (B * N, 1, 1, D)
+        return self.norm_after(ops.reshape(x, (-1, gh * gw, self.width)))  # (B, N, D)
+
+    def compute_output_shape(self, input_shape):
+        batch, height, width, _ = input_shape
+        ph, pw = self.patch_size
+        known = height is not None and width is not None
+        return (batch, (height // ph) * (width // pw) if known else None, self.width)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "patch_size": self.patch_size,
+            "norm": self.norm,
+            "norm_epsilon": self.norm_epsilon,
+        }

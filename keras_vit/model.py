@@ -1,0 +1,356 @@
+"""The Vision Transformer: Eq. 1 to 4 wired together, pooling and a head."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit import layers, resample
+from keras_vit.config import ViTConfig
+
+LORA_TARGETS = ("query", "key", "value", "attention_output", "mlp")
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class ViT(keras.Model):
+    """A Vision Transformer as in "An Image is Worth 16x16 Words", a functional Keras model.
+
+    z_0 = [x_class; x_1 E; ...; x_N E] + E_pos    (1)
+    z'_l = MSA(LN(z_{l-1})) + z_{l-1}             (2)
+    z_l = MLP(LN(z'_l)) + z'_l                    (3)
+    y = LN(z_L^0)                                 (4)
+
+    Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
+
+    Args:
+        config: A `ViTConfig`, or its fields as a dict.
+        name: Name of the model.
+        dtype: dtype policy of every layer; None means Keras' global one. Logits are in float32.
+        trainable: Whether the weights are trainable.
+
+    Call arguments:
+        images: `(B, H, W, C)` as the pixel contract says (see `keras_vit.preprocessing`).
+
+    Returns:
+        Logits `(B, K)`; with `num_classes=0` features `(B, D)`; with `pooling=None` the same for
+        each token, `(B, T, ...)`.
+
+    Reference:
+        arXiv 2010.11929.
+
+    Example:
+
+    >>> config = ViTConfig(image_size=32, patch_size=4, width=192, depth=6, num_heads=3,
+    ...                    mlp_dim=384, num_classes=10)
+    >>> ViT(config).output_shape
+    (None, 10)
+    """
+
+    config: ViTConfig
+
+    def __init__(
+        self,
+        config: ViTConfig | Mapping[str, Any],
+        *,
+        name: str = "vit",
+        dtype: Any = None,
+        trainable: bool = True,
+    ):
+        if isinstance(config, Mapping):
+            config = ViTConfig.from_dict(config)
+        if not isinstance(config, ViTConfig):
+            raise ValueError(
+                f"config must be a ViTConfig or a dict of its fields. Received: config={config!r}"
+            )
+        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+        images = keras.Input(config.input_shape, name="images")
+        outputs = _head(_pool(_encode(images, config, policy), config, policy), config, policy)
+        super().__init__(inputs=images, outputs=outputs, name=name, trainable=trainable)
+        self.config = config
+        self.dtype_policy = policy
+
+    # -- parts
+
+    @property
+    def blocks(self) -> list[layers.EncoderBlock]:
+        """The encoder blocks, first to last."""
+        return [self.get_layer(f"encoder_block_{i}") for i in range(self.config.depth)]
+
+    def features(
+        self,
+        output: str = "pre_logits",
+        *,
+        blocks: int | Sequence[int] | None = None,
+        grid: bool = False,
+    ) -> keras.Model:
+        """A model with these very weights that ends before the head, to stack any other on.
+
+        Args:
+            output: "pre_logits", what the head reads, or "tokens", the whole last sequence.
+            blocks: One block or several, counted from 0 or from the end with negatives: their
+                outputs, before the last LayerNorm, instead of `output`.
+            grid: Tokens as `(B, rows, columns, D)`, patches only, instead of `(B, T, D)`.
+
+        Returns:
+            A `keras.Model` from images to one array, or to a list where `blocks` is a sequence.
+
+        Example:
+
+        >>> backbone = model.features()
+        >>> logits = keras.layers.Dense(37)(backbone.output)
+        >>> pets = keras.Model(backbone.input, logits)
+        """
+        if output not in ("pre_logits", "tokens"):
+            raise ValueError(
+                f"output must be 'pre_logits' or 'tokens'. Received: output={output!r}"
+            )
+        if grid and output == "pre_logits" and blocks is None:
+            raise ValueError(
+                "grid must be False for output='pre_logits', which has no places; ask for "
+                f"output='tokens' or for blocks. Received: grid={grid!r}"
+            )
+        depth = self.config.depth
+        wanted = [blocks] if isinstance(blocks, int) else blocks
+        for i in wanted or ():
+            if not isinstance(i, int) or not -depth <= i < depth:
+                raise ValueError(
+                    f"blocks must be in [-{depth}, {depth - 1}]. Received: blocks={blocks!r}"
+                )
+        if wanted is not None:
+            tensors = [self.blocks[i].output for i in wanted]
+        elif output == "tokens":
+            last = "encoder_norm" if self.config.final_norm == "before_pooling" else None
+            tensors = [self.get_layer(last).output if last else self.blocks[-1].output]
+        else:
+            tensors = [self.get_layer("head").input if self.config.num_classes else self.output]
+        if grid:
+            to_grid = layers.PatchGrid(
+                self.config.grid,
+                self.config.num_prefix_tokens,
+                dtype=self.dtype_policy,
+                name="patch_grid",
+            )
+            tensors = [to_grid(x) for x in tensors]
+        single = wanted is None or isinstance(blocks, int)
+        return keras.Model(self.input, tensors[0] if single else tensors, name=f"{self.name}_features")
+
+    def resized(
+        self, image_size: int | tuple[int, int], *, interpolation: str | None = None
+    ) -> "ViT":
+        """The same model for another resolution, its position table resampled.
+
+        The result is a new model with copies of the weights; compile it before training.
+
+        Args:
+            image_size: An int or (height, width), multiples of the patch size.
+            interpolation: A name in `keras_vit.resample.PRESETS`; None means the config's.
+
+        Returns:
+            A `ViT`; `trainable` flags are kept layer by layer.
+
+        Example:
+
+        >>> model = keras_vit.vit_b16(num_classes=10).resized(384)
+        """
+        config = self.config.replace(
+            image_size=image_size, interpolation=interpolation or self.config.interpolation
+        )
+        for layer in self._flatten_layers():
+            if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+                raise ValueError(
+                    "resized must be called on a model without LoRA and quantisation: save it and "
+                    "load it again to merge LoRA, and quantise after resizing. "
+                    f"Received: a changed layer {layer.path!r}"
+                )
+        model = ViT(config, name=self.name, dtype=self.dtype_policy)
+        for ours, theirs in zip(model.weights, self.weights, strict=True):
+            value = keras.ops.convert_to_numpy(theirs.value)
+            if ours.path.startswith("position_embedding/"):
+                value = _resample(ours.path, value, self.config, config)
+            ours.assign(value)
+        for ours, theirs in zip(model._flatten_layers(), self._flatten_layers(), strict=True):
+            ours.trainable = theirs.trainable  # parents come first, so each layer has the last word
+        return model
+
+    def enable_lora(self, rank: int, targets: Sequence[str] = ("query", "value")) -> None:
+        """Adds LoRA (arXiv 2106.09685) to every block; only it and the head stay trainable.
+
+        Args:
+            rank: Rank of the update.
+            targets: Which projections: any of "query", "key", "value", "attention_output", "mlp".
+        """
+        unknown = [t for t in targets if t not in LORA_TARGETS]
+        if unknown or not targets:
+            raise ValueError(
+                f"targets must be some of {', '.join(LORA_TARGETS)}. Received: targets={targets!r}"
+            )
+        if not isinstance(rank, int) or rank < 1:
+            raise ValueError(f"rank must be a positive int. Received: rank={rank!r}")
+        chosen = []
+        for block in self.blocks:
+            parts = {
+                "query": [block.attention.query_dense],
+                "key": [block.attention.key_dense],
+                "value": [block.attention.value_dense],
+                "attention_output": [block.attention.output_dense],
+                "mlp": [block.mlp.dense_1, block.mlp.dense_2],
+            }
+            chosen += [layer for target in targets for layer in parts[target]]
+        kept = {id(layer) for layer in chosen}
+        for layer in self._flatten_layers(include_self=False, recursive=True):
+            if layer.name != "head" and id(layer) not in kept and not _sublayers(layer):
+                layer.trainable = False
+        for layer in chosen:
+            layer.enable_lora(rank)
+
+    # -- saving
+
+    def get_config(self) -> dict[str, Any]:
+        policy = self.dtype_policy
+        if not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+            # A quantised layer has a policy of its own, which the file must bring back.
+            policies = keras.dtype_policies.DTypePolicyMap(default_policy=policy.name)
+            for layer in self._flatten_layers():
+                if getattr(layer, "quantization_mode", None) is not None:
+                    policies[layer.path] = layer.dtype_policy
+            policy = policies if len(policies) else policy
+        return {
+            "config": self.config.to_dict(),
+            "name": self.name,
+            "dtype": keras.dtype_policies.serialize(policy),
+            "trainable": self.trainable,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ViT":
+        config = dict(config)
+        if isinstance(config.get("dtype"), dict):
+            config["dtype"] = keras.dtype_policies.deserialize(config["dtype"])
+        return cls(**config)
+
+
+def _encode(images, config: ViTConfig, policy):
+    """Images to the last sequence of tokens, Eq. 1 to 3 and the last LayerNorm."""
+    x = layers.Patches(
+        config.width,
+        config.patch_size,
+        norm=config.patch_norm,
+        norm_epsilon=config.norm_epsilon,
+        dtype=policy,
+        name="patches",
+    )(images)  # (B, N, D)
+    tokens = layers.ClassToken(dtype=policy, name="class_token") if config.class_token else None
+    if tokens is not None and config.class_row:
+        x = tokens(x)  # (B, 1 + N, D)
+    if config.position_embedding != "none":
+        x = layers.PositionEmbedding(
+            config.grid,
+            kind=config.position_embedding,
+            class_row=config.class_row,
+            dtype=policy,
+            name="position_embedding",
+        )(x)
+    if tokens is not None and not config.class_row:
+        x = tokens(x)  # (B, 1 + N, D)
+    if config.num_registers:
+        x = layers.ClassToken(
+            num_tokens=config.num_registers,
+            index=int(config.class_token),
+            # Equal registers would stay equal for ever.
+            initializer=keras.initializers.RandomNormal(stddev=1e-6),
+            dtype=policy,
+            name="registers",
+        )(x)  # (B, T, D)
+    if config.patch_dropout:
+        x = layers.PatchDropout(
+            config.patch_dropout,
+            num_prefix_tokens=config.num_prefix_tokens,
+            dtype=policy,
+            name="patch_dropout",
+        )(x)
+    if config.dropout:
+        x = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")(x)
+    rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
+    for i, drop_path in enumerate(rates):
+        x = layers.EncoderBlock(
+            config.width,
+            config.num_heads,
+            config.mlp_dim,
+            key_dim=config.key_dim,
+            block_norm=config.block_norm,
+            qkv_bias=config.qkv_bias,
+            qk_norm=config.qk_norm,
+            gelu=config.gelu,
+            norm_epsilon=config.norm_epsilon,
+            layer_scale=config.layer_scale,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            drop_path=drop_path,
+            dtype=policy,
+            name=f"encoder_block_{i}",
+        )(x)  # (B, T, D)
+    return _norm(config, policy)(x) if config.final_norm == "before_pooling" else x
+
+
+def _pool(x, config: ViTConfig, policy):
+    """Tokens to what the head reads, Eq. 4."""
+    if config.pooling is not None:
+        x = layers.Pooling(
+            config.pooling,
+            num_prefix_tokens=config.num_prefix_tokens,
+            dtype=policy,
+            name="pooling",
+        )(x)  # (B, D)
+    if config.final_norm == "after_pooling":
+        x = _norm(config, policy)(x)
+    if config.representation_size is not None:
+        x = keras.layers.Dense(
+            config.representation_size, activation="tanh", dtype=policy, name="pre_logits"
+        )(x)  # (B, R)
+    return x
+
+
+def _head(x, config: ViTConfig, policy):
+    """Features to logits, in at least float32."""
+    if not config.num_classes:
+        return x
+    if config.head_init == "zeros":
+        kernel = keras.initializers.Zeros()
+    else:
+        kernel = keras.initializers.TruncatedNormal(stddev=0.02)
+    quantised = isinstance(policy, keras.dtype_policies.DTypePolicyMap) and "head" in policy
+    exact = keras.backend.result_type(policy.variable_dtype, "float32")
+    return keras.layers.Dense(
+        config.num_classes,
+        activation=config.classifier_activation,
+        kernel_initializer=kernel,
+        bias_initializer=keras.initializers.Constant(config.head_bias),
+        dtype=policy if quantised else exact,
+        name="head",
+    )(x)  # (B, K)
+
+
+def _norm(config: ViTConfig, policy):
+    return keras.layers.LayerNormalization(
+        epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm"
+    )
+
+
+def _resample(path: str, value, old: ViTConfig, new: ViTConfig):
+    """One variable of the position embedding for another grid."""
+    name = path.rsplit("/", 1)[-1]
+    preset = new.interpolation
+    if name == "table":
+        return resample.resample_grid(
+            value, old.grid, new.grid, preset, prefix=int(old.class_row)
+        )
+    if name in ("rows", "columns"):
+        axis = 0 if name == "rows" else 1
+        grids = [(g[axis], 1) for g in (old.grid, new.grid)]
+        return resample.resample_grid(value, *grids, preset)
+    return value
+
+
+def _sublayers(layer) -> bool:
+    return bool(list(layer._flatten_layers(include_self=False, recursive=False)))

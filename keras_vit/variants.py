@@ -1,0 +1,150 @@
+"""The published plain sizes: a table of them, and one short factory each."""
+
+from typing import Any, NamedTuple
+
+from keras_vit.config import ViTConfig
+from keras_vit.model import ViT
+
+
+class Size(NamedTuple):
+    """A published size and where it was published."""
+
+    patch_size: int
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    source: str
+
+
+VIT = "arXiv 2010.11929, Table 1"
+DEIT = "arXiv 2012.12877, Table 1"
+AUGREG = "arXiv 2106.10270, Table 2"
+SCALING = "arXiv 2106.04560, Table 2"
+BIG_VISION = "big_vision, models/vit.py, decode_variant"
+DINOV2 = "arXiv 2304.07193, Table 17"
+SO400M = "arXiv 2305.13035, Section 4"
+
+SIZES = {
+    "vit_ti16": Size(16, 192, 12, 3, 768, DEIT),
+    "vit_s8": Size(8, 384, 12, 6, 1536, BIG_VISION),
+    "vit_s16": Size(16, 384, 12, 6, 1536, DEIT),
+    "vit_s32": Size(32, 384, 12, 6, 1536, AUGREG),
+    "vit_m16": Size(16, 512, 12, 8, 2048, BIG_VISION),
+    "vit_b8": Size(8, 768, 12, 12, 3072, AUGREG),
+    "vit_b16": Size(16, 768, 12, 12, 3072, VIT),
+    "vit_b32": Size(32, 768, 12, 12, 3072, VIT),
+    "vit_l14": Size(14, 1024, 24, 16, 4096, DINOV2),
+    "vit_l16": Size(16, 1024, 24, 16, 4096, VIT),
+    "vit_l32": Size(32, 1024, 24, 16, 4096, VIT),
+    "vit_h14": Size(14, 1280, 32, 16, 5120, VIT),
+    "vit_g14": Size(14, 1408, 40, 16, 6144, SCALING),
+    "vit_gigantic14": Size(14, 1664, 48, 16, 8192, SCALING),
+    "vit_so400m14": Size(14, 1152, 27, 16, 4304, SO400M),
+}
+
+
+def list_variants() -> list[str]:
+    """Names of the published sizes; each is a function of `keras_vit`.
+
+    Example:
+
+    >>> keras_vit.list_variants()[:2]
+    ['vit_ti16', 'vit_s8']
+    """
+    return list(SIZES)
+
+
+def vit_ti16(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-Ti/16, 5.7 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_ti16", num_classes, fields)
+
+
+def vit_s8(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-S/8, 22.1 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_s8", num_classes, fields)
+
+
+def vit_s16(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-S/16, 22.1 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_s16", num_classes, fields)
+
+
+def vit_s32(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-S/32, 22.9 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_s32", num_classes, fields)
+
+
+def vit_m16(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-M/16, 38.8 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_m16", num_classes, fields)
+
+
+def vit_b8(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-B/8, 86.6 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_b8", num_classes, fields)
+
+
+def vit_b16(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-B/16, 86.6 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`.
+
+    Example:
+
+    >>> model = keras_vit.vit_b16(num_classes=10, image_size=32, patch_size=4, drop_path=0.1)
+    >>> model.output_shape
+    (None, 10)
+    """
+    return _build("vit_b16", num_classes, fields)
+
+
+def vit_b32(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-B/32, 88.2 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_b32", num_classes, fields)
+
+
+def vit_l14(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-L/14, 304 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_l14", num_classes, fields)
+
+
+def vit_l16(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-L/16, 304 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_l16", num_classes, fields)
+
+
+def vit_l32(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-L/32, 307 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_l32", num_classes, fields)
+
+
+def vit_h14(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-H/14, 632 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_h14", num_classes, fields)
+
+
+def vit_g14(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-g/14, 1.0 G parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_g14", num_classes, fields)
+
+
+def vit_gigantic14(num_classes: int = 1000, **fields: Any) -> ViT:
+    """ViT-G/14, 1.8 G parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
+    return _build("vit_gigantic14", num_classes, fields)
+
+
+def vit_so400m14(num_classes: int = 1000, **fields: Any) -> ViT:
+    """The trunk of SigLIP's So400m/14, 412 M parameters without a head.
+
+    It has no class token, so tokens are averaged here where SigLIP has an attention-pooling head.
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    trunk = {"class_token": False, "pooling": "mean", "gelu": "tanh"}
+    return _build("vit_so400m14", num_classes, {**trunk, **fields})
+
+
+def _build(variant: str, num_classes: int, fields: dict[str, Any]) -> ViT:
+    model = {k: fields.pop(k) for k in ("name", "dtype", "trainable") if k in fields}
+    size = SIZES[variant]._asdict()
+    del size["source"]
+    config = ViTConfig.from_dict({**size, "num_classes": num_classes, **fields})
+    return ViT(config, **{"name": variant, **model})
