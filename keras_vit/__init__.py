@@ -21,15 +21,19 @@ from keras_vit.variants import (
     vit_so400m14,
     vit_ti16,
 )
+from keras_vit.weights.load import from_pretrained
+from keras_vit.weights.save import save_pretrained
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ViT",
     "ViTConfig",
+    "from_pretrained",
     "layers",
     "list_variants",
     "preprocessing",
+    "save_pretrained",
     "vit_b8",
     "vit_b16",
     "vit_b32",

@@ -133,7 +133,8 @@ class ViT(keras.Model):
             )
             tensors = [to_grid(x) for x in tensors]
         single = wanted is None or isinstance(blocks, int)
-        return keras.Model(self.input, tensors[0] if single else tensors, name=f"{self.name}_features")
+        outputs = tensors[0] if single else tensors
+        return keras.Model(self.input, outputs, name=f"{self.name}_features")
 
     def resized(
         self, image_size: int | tuple[int, int], *, interpolation: str | None = None
@@ -342,13 +343,10 @@ def _resample(path: str, value, old: ViTConfig, new: ViTConfig):
     name = path.rsplit("/", 1)[-1]
     preset = new.interpolation
     if name == "table":
-        return resample.resample_grid(
-            value, old.grid, new.grid, preset, prefix=int(old.class_row)
-        )
+        return resample.resample_grid(value, old.grid, new.grid, preset, prefix=int(old.class_row))
     if name in ("rows", "columns"):
         axis = 0 if name == "rows" else 1
-        grids = [(g[axis], 1) for g in (old.grid, new.grid)]
-        return resample.resample_grid(value, *grids, preset)
+        return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), preset)
     return value
 
 

@@ -1,21 +1,18 @@
 """From pictures to what a model was trained on, as its config's pixel contract says.
 
-Two ways to the same pixels: `preprocess` on NumPy arrays and PIL images, and `layer`, a Keras layer
-for models and for tf.data on any backend. Both resize (with antialiasing), cut out the centre and
-compute `(pixel / 255 - mean) / std`.
+Two ways to the same pixels: `preprocess` on NumPy arrays and PIL images, and `Preprocessing`, a
+Keras layer for models and for tf.data on any backend. Both resize (with antialiasing), cut out the
+centre and compute `(pixel / 255 - mean) / std`.
 """
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 MODES = {1: "L", 3: "RGB"}
 KERAS_METHODS = {"lanczos": "lanczos3"}  # PIL's kernel by Keras' name; torch has none
@@ -48,51 +45,82 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     return (batch / np.float32(255) - mean) / std
 
 
-def layer(config: ViTConfig, *, dtype: Any = None, name: str = "preprocessing") -> keras.layers.Layer:
-    """The same as a Keras layer, for the head of a model or for `tf.data` on any backend.
+@keras.saving.register_keras_serializable("keras_vit")
+class Preprocessing(keras.layers.Rescaling):
+    """The same as a Keras layer: in front of a model, or in `tf.data` on any backend.
 
-    It takes `(B, H, W, C)` or `(H, W, C)` pixels from 0 to 255. Resizing runs on the backend, which
-    does not round to whole pixel values as PIL does: the two ways differ by about one pixel value.
+    It computes what `preprocess` does for whole pixel values, up to the rounding inside PIL: at
+    most one pixel value apart, a quarter on average.
 
     Args:
-        config: The model's config.
-        dtype: dtype policy of the layer.
-        name: Name of the layer.
+        config: The model's `ViTConfig`, or its fields as a dict.
+        **kwargs: Arguments of `keras.layers.Layer`.
+
+    Call arguments:
+        images: Pixels from 0 to 255, `(B, H, W, C)` or `(H, W, C)`, of any size.
 
     Returns:
-        A `keras.layers.Pipeline`.
+        `(B, height, width, C)` or `(height, width, C)`.
 
     Example:
 
-    >>> dataset = dataset.map(lambda x, y: (keras_vit.preprocessing.layer(config)(x), y))
+    >>> layer = keras_vit.preprocessing.Preprocessing(model.config)
+    >>> dataset = dataset.map(lambda image, label: (layer(image), label)).batch(64)
     """
-    height, width = config.image_size
-    covered = _covered(config)
-    steps: list[keras.layers.Layer] = [
-        keras.layers.Resizing(
-            *covered,
-            interpolation=KERAS_METHODS.get(config.resize_method, config.resize_method),
-            crop_to_aspect_ratio=config.crop_fraction is not None,
-            antialias=config.resize_method != "nearest",
+
+    def __init__(self, config, **kwargs):
+        self.config = config if isinstance(config, ViTConfig) else ViTConfig.from_dict(config)
+        mean, std = (
+            np.broadcast_to(np.asarray(v, "float64"), self.config.in_channels)
+            for v in (self.config.pixel_mean, self.config.pixel_std)
+        )
+        super().__init__((1 / (255 * std)).tolist(), (-mean / std).tolist(), **kwargs)
+
+    def call(self, images):
+        backend = self.backend  # TensorFlow inside tf.data, whatever Keras runs on
+        height, width = backend.shape(images)[-3:-1]
+        size = _covering(height, width, self.config, where=backend.numpy.where)
+        images = backend.image.resize(
+            backend.cast(images, self.compute_dtype),
+            size,
+            interpolation=KERAS_METHODS.get(self.config.resize_method, self.config.resize_method),
+            antialias=self.config.resize_method != "nearest",
             data_format="channels_last",
-            dtype=dtype,
         )
-    ]
-    if covered != config.image_size:
-        steps.append(
-            keras.layers.CenterCrop(height, width, data_format="channels_last", dtype=dtype)
+        (target_h, target_w), (top, left) = self.config.image_size, _corner(size, self.config)
+        images = images[..., top : top + target_h, left : left + target_w, :]
+        # A picture has whole values, and PIL's bicubic never leaves their range.
+        images = backend.numpy.clip(backend.numpy.round(images), 0, 255)
+        images = backend.numpy.reshape(
+            images, (*(-1,) * (len(images.shape) - 3), target_h, target_w, images.shape[-1])
         )
-    mean, std = (np.asarray(v, "float64") for v in (config.pixel_mean, config.pixel_std))
-    scale, offset = 1 / (255 * std), -mean / std
-    steps.append(keras.layers.Rescaling(scale.tolist(), offset.tolist(), dtype=dtype))
-    return keras.layers.Pipeline(steps, name=name)
+        return super().call(images)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-3], *self.config.image_size, input_shape[-1])
+
+    def get_config(self):
+        base = super().get_config()
+        del base["scale"], base["offset"]
+        return {**base, "config": self.config.to_dict()}
 
 
-def _covered(config: ViTConfig) -> tuple[int, int]:
-    """The size a picture is resized to before the centre is cut out."""
-    r = config.crop_fraction or 1.0
-    height, width = (int(size / r) for size in config.image_size)
-    return height, width
+def _covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
+    """The size a picture is resized to before its centre is cut out; ints, or tensors of them."""
+    if config.crop_fraction is None:
+        return config.image_size
+    target_h, target_w = (int(size / config.crop_fraction) for size in config.image_size)
+    covered_h, covered_w = target_w * height // width, target_h * width // height
+    if isinstance(height, int) and isinstance(width, int):
+        return (target_h, covered_w) if covered_w >= target_w else (covered_h, target_w)
+    wide = covered_w >= target_w
+    return where(wide, target_h, covered_h), where(wide, covered_w, target_w)
+
+
+def _corner(size, config: ViTConfig):
+    """Top and left of the centre, halves rounded to even as Python and torchvision do."""
+    spare = [covered - wanted for covered, wanted in zip(size, config.image_size, strict=True)]
+    return [n // 2 + (n % 2) * (n // 2 % 2) for n in spare]
 
 
 def _as_list(images: Any) -> list:
@@ -142,6 +170,8 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
 def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> None:
     low = min(float(a.min()) for a in arrays)
     high = max(float(a.max()) for a in arrays)
+    if not np.isfinite([low, high]).all():
+        raise ValueError(f"images must hold finite numbers. Received: values up to {high}")
     if rescale:
         if low < 0 or high > 255:
             raise ValueError(
@@ -167,18 +197,9 @@ def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> 
 
 def _resize(array: np.ndarray, config: ViTConfig) -> np.ndarray:
     """(H, W, C) to (height, width, C) in float32, with PIL's resampling."""
-    height, width = config.image_size
-    h, w = array.shape[:2]
-    if config.crop_fraction is None:
-        return _pil_resize(array, height, width, config.resize_method)
-    # The picture covers the target in its own proportions; what stands over is cut off evenly.
-    target_h, target_w = _covered(config)
-    scale = max(target_h / h, target_w / w)
-    array = _pil_resize(
-        array, max(int(h * scale), target_h), max(int(w * scale), target_w), config.resize_method
-    )
-    top = round((array.shape[0] - height) / 2)
-    left = round((array.shape[1] - width) / 2)
+    size = _covering(array.shape[0], array.shape[1], config)
+    array = _pil_resize(array, size[0], size[1], config.resize_method)
+    (height, width), (top, left) = config.image_size, _corner(size, config)
     return array[top : top + height, left : left + width]
 
 

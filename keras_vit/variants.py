@@ -1,5 +1,12 @@
-"""The published plain sizes: a table of them, and one short factory each."""
+"""The published plain sizes: a table of them, and one short factory each.
 
+All factories take the same arguments: `num_classes`, by default 1000, or the checkpoint's own;
+`weights`, a name in `keras-vit models` with or without the variant in front, or anything else that
+`keras_vit.from_pretrained` takes; fields of `ViTConfig`; and `name`, `dtype` and `trainable`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from keras_vit.config import ViTConfig
@@ -55,37 +62,37 @@ def list_variants() -> list[str]:
     return list(SIZES)
 
 
-def vit_ti16(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_ti16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-Ti/16, 5.7 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_ti16", num_classes, fields)
+    return _build("vit_ti16", num_classes, weights, fields)
 
 
-def vit_s8(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_s8(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-S/8, 22.1 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_s8", num_classes, fields)
+    return _build("vit_s8", num_classes, weights, fields)
 
 
-def vit_s16(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_s16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-S/16, 22.1 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_s16", num_classes, fields)
+    return _build("vit_s16", num_classes, weights, fields)
 
 
-def vit_s32(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_s32(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-S/32, 22.9 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_s32", num_classes, fields)
+    return _build("vit_s32", num_classes, weights, fields)
 
 
-def vit_m16(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_m16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-M/16, 38.8 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_m16", num_classes, fields)
+    return _build("vit_m16", num_classes, weights, fields)
 
 
-def vit_b8(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_b8(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-B/8, 86.6 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_b8", num_classes, fields)
+    return _build("vit_b8", num_classes, weights, fields)
 
 
-def vit_b16(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_b16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-B/16, 86.6 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`.
 
     Example:
@@ -93,58 +100,75 @@ def vit_b16(num_classes: int = 1000, **fields: Any) -> ViT:
     >>> model = keras_vit.vit_b16(num_classes=10, image_size=32, patch_size=4, drop_path=0.1)
     >>> model.output_shape
     (None, 10)
+    >>> model = keras_vit.vit_b16(num_classes=10, weights="augreg_in21k")
     """
-    return _build("vit_b16", num_classes, fields)
+    return _build("vit_b16", num_classes, weights, fields)
 
 
-def vit_b32(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_b32(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-B/32, 88.2 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_b32", num_classes, fields)
+    return _build("vit_b32", num_classes, weights, fields)
 
 
-def vit_l14(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_l14(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-L/14, 304 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_l14", num_classes, fields)
+    return _build("vit_l14", num_classes, weights, fields)
 
 
-def vit_l16(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_l16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-L/16, 304 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_l16", num_classes, fields)
+    return _build("vit_l16", num_classes, weights, fields)
 
 
-def vit_l32(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_l32(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-L/32, 307 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_l32", num_classes, fields)
+    return _build("vit_l32", num_classes, weights, fields)
 
 
-def vit_h14(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_h14(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-H/14, 632 M parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_h14", num_classes, fields)
+    return _build("vit_h14", num_classes, weights, fields)
 
 
-def vit_g14(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_g14(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-g/14, 1.0 G parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_g14", num_classes, fields)
+    return _build("vit_g14", num_classes, weights, fields)
 
 
-def vit_gigantic14(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_gigantic14(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """ViT-G/14, 1.8 G parameters. `fields` are those of `ViTConfig`, and `name` and `dtype`."""
-    return _build("vit_gigantic14", num_classes, fields)
+    return _build("vit_gigantic14", num_classes, weights, fields)
 
 
-def vit_so400m14(num_classes: int = 1000, **fields: Any) -> ViT:
+def vit_so400m14(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """The trunk of SigLIP's So400m/14, 412 M parameters without a head.
 
     It has no class token, so tokens are averaged here where SigLIP has an attention-pooling head.
     `fields` are those of `ViTConfig`, and `name` and `dtype`.
     """
     trunk = {"class_token": False, "pooling": "mean", "gelu": "tanh"}
-    return _build("vit_so400m14", num_classes, {**trunk, **fields})
+    return _build("vit_so400m14", num_classes, weights, fields, trunk)
 
 
-def _build(variant: str, num_classes: int, fields: dict[str, Any]) -> ViT:
+def _build(
+    variant: str,
+    num_classes: int | None,
+    weights: Any,
+    fields: dict[str, Any],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> ViT:
     model = {k: fields.pop(k) for k in ("name", "dtype", "trainable") if k in fields}
     size = SIZES[variant]._asdict()
     del size["source"]
-    config = ViTConfig.from_dict({**size, "num_classes": num_classes, **fields})
-    return ViT(config, **{"name": variant, **model})
+    if weights is None:
+        classes = 1000 if num_classes is None else num_classes
+        fields = {**size, **defaults, "num_classes": classes, **fields}
+        return ViT(ViTConfig.from_dict(fields), **{"name": variant, **model})
+
+    from keras_vit.weights import load
+
+    trainable = model.pop("trainable", True)
+    model = {"name": variant, **model}
+    vit = load.from_variant(variant, size, weights, num_classes=num_classes, **model, **fields)
+    vit.trainable = trainable
+    return vit

@@ -1,9 +1,7 @@
 """Each preset against the code it is named after, and what every preset has in common."""
 
-import importlib.util
 import itertools
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,19 +35,8 @@ def largest_difference(a, b):
     return np.abs(np.float64(a) - np.float64(b)).max()
 
 
-def import_torchvision():
-    """Torchvision, also beside a torch its compiled operators were not built for.
-
-    It describes its operators to torch when first imported, which fails where they are missing.
-    """
-    torch = pytest.importorskip("torch")
-    undecorated = mock.Mock(return_value=lambda function: function)
-    with mock.patch.object(torch.library, "register_fake", undecorated):
-        return pytest.importorskip("torchvision")
-
-
 def import_timm():
-    import_torchvision()
+    pytest.importorskip("torchvision")
     return pytest.importorskip("timm")
 
 
@@ -106,7 +93,7 @@ def timm_resample_as_npz(*args):
 
 
 def torchvision_interpolate(table, old_grid, new_grid, prefix):
-    import_torchvision()
+    pytest.importorskip("torchvision")
     import torch
     from torchvision.models.vision_transformer import interpolate_embeddings
 
@@ -119,8 +106,6 @@ def torchvision_interpolate(table, old_grid, new_grid, prefix):
 def huggingface(name):
     def interpolate(table, old_grid, new_grid, prefix):
         torch = pytest.importorskip("torch")
-        if importlib.util.find_spec("torchvision"):
-            import_torchvision()  # transformers imports it where it is installed
         transformers = pytest.importorskip("transformers")
         config = getattr(transformers, f"{name}Config")(
             hidden_size=WIDTH,

@@ -206,8 +206,11 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
 
 
 def _product(x, dense, split):
-    """What an EinsumDense computes, with the axes before `split` of its kernel as one and the rest
-    as one: a plain matrix product. `dense.kernel` has a LoRA delta in it where there is one."""
+    """What an EinsumDense computes, as a plain matrix product.
+
+    The kernel's axes before `split` become its rows, the others its columns. `dense.kernel` has the
+    LoRA delta in it where there is one.
+    """
     kernel = dense.kernel
     rows = 1
     for size in kernel.shape[:split]:

@@ -107,9 +107,10 @@ class Patches(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         batch, height, width, _ = input_shape
+        if height is None or width is None:
+            return (batch, None, self.width)
         ph, pw = self.patch_size
-        known = height is not None and width is not None
-        return (batch, (height // ph) * (width // pw) if known else None, self.width)
+        return (batch, (height // ph) * (width // pw), self.width)
 
     def get_config(self):
         return {

@@ -1,0 +1,219 @@
+"""Checks that every layer and every model must pass, and the tiny models they are run on."""
+
+import inspect
+import json
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import ViT, ViTConfig
+
+TINY = ViTConfig(
+    image_size=(24, 16),
+    patch_size=8,
+    width=20,
+    depth=2,
+    num_heads=5,
+    mlp_dim=28,
+    num_classes=3,
+)
+PLAIN_HEAD = {"class_token": False, "pooling": "mean"}
+
+# One tiny config for every kind of model that a checkpoint or a paper knows.
+KINDS = {
+    "paper": TINY,
+    "post_norm": TINY.replace(block_norm="post", final_norm="none"),
+    "mean": TINY.replace(pooling="mean", final_norm="after_pooling"),
+    "mean_all": TINY.replace(pooling="mean_all", position_class_row=False),
+    "no_class_token": TINY.replace(**PLAIN_HEAD),
+    "all_tokens": TINY.replace(pooling=None),
+    "registers": TINY.replace(num_registers=2, layer_scale=0.3),
+    "registers_only": TINY.replace(num_registers=2, **PLAIN_HEAD),
+    "learned_2d": TINY.replace(position_embedding="learned_2d"),
+    "sincos_2d": TINY.replace(position_embedding="sincos_2d", **PLAIN_HEAD),
+    "no_positions": TINY.replace(position_embedding="none"),
+    "qk_norm": TINY.replace(qk_norm=True, qkv_bias=False),
+    "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
+    "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
+    "pre_logits": TINY.replace(representation_size=11, in_channels=1),
+    "features": TINY.replace(num_classes=0),
+}
+
+
+def to_numpy(x):
+    return np.asarray(ops.convert_to_numpy(x))
+
+
+def randomise(model_or_layer, seed=0, scale=0.5):
+    """Gives every array a value of its own, those that start as zeros or ones too."""
+    rng = np.random.default_rng(seed)
+    for v in model_or_layer.weights:
+        if "seed" not in v.path:
+            centre = 1.0 if v.path.endswith("gamma") else 0.0
+            v.assign(centre + scale * rng.normal(size=v.shape))
+    return model_or_layer
+
+
+def arrays(model_or_layer):
+    return {v.path: to_numpy(v.value) for v in model_or_layer.weights}
+
+
+def images(config, count=3, seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, *config.input_shape)).astype("float32")
+
+
+def tiny_model(kind="paper", seed=0, dtype=None, **changes):
+    config = KINDS[kind].replace(**changes)
+    return randomise(ViT(config, dtype=dtype), seed)
+
+
+def check_layer(cls, arguments, input_shape, *, call=None, exempt=(), drops=False, bad=()):
+    """The layer contract: config, shapes, dtypes, gradients, training behaviour, errors.
+
+    Args:
+        cls: The layer's class.
+        arguments: What to make it with.
+        input_shape: Shape of its input, batch first.
+        call: How to call it, `call(layer, x, **kwargs)`; by default with one input.
+        exempt: Endings of the paths of weights whose true gradient is zero.
+        drops: Whether it is random in training.
+        bad: Arguments that must raise, each a dict.
+    """
+    call = call or (lambda layer, x, **kwargs: layer(x, **kwargs))
+    arguments = {**arguments, "name": "layer"}
+    x = np.random.default_rng(0).normal(size=input_shape).astype("float32")
+
+    _check_config(cls, arguments, call, x)
+    _check_shapes(cls, arguments, call, x)
+    for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
+        layer = cls(**arguments, dtype=policy)
+        y = call(layer, ops.cast(x, layer.compute_dtype))
+        assert keras.backend.standardize_dtype(y.dtype) == layer.compute_dtype
+        assert np.isfinite(to_numpy(ops.cast(y, "float32"))).all()
+        for sub in layer._flatten_layers():
+            assert sub.compute_dtype == layer.compute_dtype, sub.path
+        for v in layer.weights:
+            assert "seed" in v.path or keras.backend.standardize_dtype(v.dtype) == "float32"
+    _check_gradients(cls, arguments, call, x, exempt)
+    _check_training(cls, arguments, call, x, drops)
+    for wrong in bad:
+        try:
+            layer = cls(**{**arguments, **wrong})
+        except ValueError as error:
+            assert "Received" in str(error), f"{wrong}: {error}"
+        else:
+            raise AssertionError(f"{cls.__name__} took {wrong}")
+
+
+def _check_config(cls, arguments, call, x):
+    layer = cls(**arguments)
+    names = set()
+    for base in cls.__mro__:
+        if base is keras.layers.Layer:
+            break
+        names |= set(inspect.signature(base.__init__).parameters)
+    names -= {"self", "kwargs", "args", "flash_attention"}  # Keras leaves flash_attention out
+    config = layer.get_config()
+    assert set(config) - {"name", "trainable", "dtype"} == names
+    again = cls.from_config(json.loads(json.dumps(config)))
+    assert json.dumps(again.get_config()) == json.dumps(config)
+    call(layer, x), call(again, x)
+    assert [(v.path, v.shape) for v in layer.weights] == [(v.path, v.shape) for v in again.weights]
+
+
+def _check_shapes(cls, arguments, call, x):
+    eager = cls(**arguments)
+    y = call(eager, x)
+    symbolic = cls(**arguments)
+    z = call(symbolic, keras.KerasTensor((None, *x.shape[1:]), dtype="float32"))
+    assert tuple(z.shape[1:]) == tuple(y.shape[1:]) and z.shape[0] is None
+    assert z.dtype == keras.backend.standardize_dtype(y.dtype)
+    assert [(v.path, v.shape) for v in eager.weights] == [
+        (v.path, v.shape) for v in symbolic.weights
+    ]
+    for v, w in zip(symbolic.weights, eager.weights, strict=True):
+        v.assign(w.value)
+    np.testing.assert_array_equal(to_numpy(call(symbolic, x)), to_numpy(y))
+
+
+def _check_gradients(cls, arguments, call, x, exempt):
+    """One step of `fit` must move every weight that has a true gradient."""
+    layer = cls(**arguments)
+    inputs = keras.Input(x.shape[1:])
+    model = keras.Model(inputs, call(layer, inputs))
+    randomise(model)
+    before = arrays(model)
+    target = np.random.default_rng(3).normal(size=model.compute_output_shape(x.shape))
+
+    def loss(y_true, y_pred):  # one target for all tokens: their number may change in training
+        return ops.mean(ops.square(y_pred - ops.cast(y_true[:, :1], y_pred.dtype)))
+
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    history = model.fit(x, target.astype("float32"), batch_size=len(x), epochs=1, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    for path, value in arrays(model).items():
+        assert np.isfinite(value).all(), path
+        moved = np.abs(value - before[path]).max()
+        if "seed" not in path and not path.endswith(tuple(exempt)):
+            assert moved > 0, f"{path} has no gradient"
+
+
+def _check_training(cls, arguments, call, x, drops):
+    layer = cls(**arguments)
+    if "training" not in inspect.signature(layer.call).parameters:
+        assert not drops
+        return
+    first = to_numpy(call(layer, x, training=False))
+    np.testing.assert_array_equal(first, to_numpy(call(layer, x, training=False)))
+    if drops:
+        runs = []
+        for seed in (5, 5, 6):
+            keras.utils.set_random_seed(seed)
+            layer = cls(**arguments)
+            runs.append(to_numpy(call(layer, x, training=True)))
+            assert runs[-1].shape != first.shape or np.abs(runs[-1] - first).max() > 0
+        np.testing.assert_array_equal(runs[0], runs[1])
+        assert np.abs(runs[0] - runs[2]).max() > 0
+    else:
+        np.testing.assert_array_equal(first, to_numpy(call(layer, x, training=True)))
+
+
+def check_model(config):
+    """What holds for a model of any kind."""
+    model = randomise(ViT(config))
+    x = images(config, 4)
+    y = model.predict(x, verbose=0)
+    assert np.isfinite(y).all() and y.shape[1:] == model.output_shape[1:]
+
+    # A batch is its images one by one, and the order of calls does not matter.
+    halves = np.concatenate([model.predict(x[:1], verbose=0), model.predict(x[1:], verbose=0)])
+    np.testing.assert_allclose(y, halves, atol=1e-5)
+    assert np.abs(y[0] - y[1]).max() > 1e-3
+
+    # Features, pre-logits and logits are parts of one computation.
+    pre_logits = model.features().predict(x, verbose=0)
+    if config.num_classes:
+        head = model.get_layer("head")
+        np.testing.assert_allclose(to_numpy(head(pre_logits)), y, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(pre_logits, y)
+    tokens = model.features("tokens").predict(x, verbose=0)
+    assert tokens.shape == (4, config.num_tokens, config.width)
+    grid = model.features("tokens", grid=True).predict(x, verbose=0)
+    flat = grid.reshape(4, config.num_patches, config.width)
+    np.testing.assert_array_equal(flat, tokens[:, config.num_prefix_tokens :])
+
+    # Explicit and fused attention agree, and the weights are probabilities.
+    z = model.features(blocks=0).predict(x, verbose=0)
+    block = model.blocks[1]
+    fused = to_numpy(block(z))
+    explicit, scores = (to_numpy(v) for v in block(z, return_attention_scores=True))
+    np.testing.assert_allclose(fused, explicit, atol=1e-5)
+    assert scores.shape == (4, config.num_heads, config.num_tokens, config.num_tokens)
+    np.testing.assert_allclose(scores.sum(-1), 1.0, atol=1e-5)
+
+    again = ViT.from_config(json.loads(json.dumps(model.get_config())))
+    assert again.config == config and again.get_config() == model.get_config()
+    return model

@@ -1,0 +1,24 @@
+"""What every test needs: a known seed, and a torchvision that imports beside a CPU torch."""
+
+import importlib.util
+
+import keras
+import pytest
+
+
+def pytest_configure():
+    """Imports torchvision, whose usual build registers operators that a CPU torch does not have."""
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("torchvision"):
+        import torch
+
+        real = torch.library.register_fake
+        torch.library.register_fake = lambda *args, **kwargs: lambda function: function
+        try:
+            import torchvision  # noqa: F401
+        finally:
+            torch.library.register_fake = real
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    keras.utils.set_random_seed(0)

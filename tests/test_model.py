@@ -1,0 +1,276 @@
+"""What holds for models of every kind, and what users do with one."""
+
+import keras
+import numpy as np
+import pytest
+from conformance import KINDS, TINY, arrays, check_model, images, randomise, tiny_model, to_numpy
+
+from keras_vit import ViT, layers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_keeps_the_contract(kind):
+    check_model(KINDS[kind])
+
+
+def test_model_summary_reads_like_the_figure():
+    names = [layer.name for layer in ViT(TINY).layers]
+    assert names == [
+        "images",
+        "patches",
+        "class_token",
+        "position_embedding",
+        "encoder_block_0",
+        "encoder_block_1",
+        "encoder_norm",
+        "pooling",
+        "head",
+    ]
+
+
+def test_model_weight_paths_are_readable():
+    paths = [v.path for v in ViT(TINY).weights]
+    assert "encoder_block_1/attention/query/kernel" in paths
+    assert "patches/projection/kernel" in paths and "head/bias" in paths
+    assert len(set(paths)) == len(paths)
+
+
+def test_model_takes_a_config_or_its_fields():
+    assert ViT(TINY.to_dict()).config == TINY
+    with pytest.raises(ValueError, match="config must be a ViTConfig.*Received"):
+        ViT("b16")
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 24, 3), (2, 24, 16, 1), (24, 16, 3)])
+def test_model_refuses_other_images(shape):
+    with pytest.raises(ValueError):
+        ViT(TINY)(np.zeros(shape, "float32"))
+
+
+def test_model_without_positions_ignores_the_order_of_patches():
+    for kind, equal in (("no_positions", True), ("paper", False)):
+        model = tiny_model(kind)
+        x = images(model.config)
+        y = model.predict(x, verbose=0)
+        shuffled = model.predict(
+            x[:, ::-1].reshape(3, 3, 8, 16, 3)[:, :, ::-1].reshape(x.shape), verbose=0
+        )
+        assert (np.abs(shuffled - y).max() < 1e-5) == equal
+
+
+def test_model_fresh_logits_are_zero_as_in_the_paper():
+    y = ViT(TINY).predict(images(TINY), verbose=0)
+    np.testing.assert_array_equal(y, 0.0)
+    biased = ViT(TINY.replace(head_bias=-6.9)).predict(images(TINY), verbose=0)
+    np.testing.assert_allclose(biased, -6.9, rtol=1e-6)
+    started = ViT(TINY.replace(head_init="truncated_normal")).predict(images(TINY), verbose=0)
+    assert np.abs(started).max() > 0
+
+
+def test_model_classifier_activation_gives_probabilities():
+    model = tiny_model(classifier_activation="softmax")
+    logits = tiny_model()
+    y = model.predict(images(TINY), verbose=0)
+    np.testing.assert_allclose(y.sum(-1), 1.0, atol=1e-5)
+    expected = to_numpy(keras.ops.softmax(logits.predict(images(TINY), verbose=0)))
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_model_drop_path_rises_linearly():
+    model = ViT(TINY.replace(depth=5, drop_path=0.2))
+    rates = [block.drop_path for block in model.blocks]
+    np.testing.assert_allclose(rates, [0, 0.05, 0.1, 0.15, 0.2])
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "drop_path", "patch_dropout"])
+def test_model_is_random_only_in_training(rate):
+    model = tiny_model(**{rate: 0.5})
+    plain = tiny_model()
+    x = images(TINY)
+    for path, value in arrays(plain).items():
+        next(v for v in model.weights if v.path == path).assign(value)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), plain.predict(x, verbose=0))
+    first, second = (to_numpy(model(x, training=True)) for _ in range(2))
+    assert np.abs(first - second).max() > 0
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_model_mixed_precision_is_near_float32(dtype):
+    exact, mixed = tiny_model(), tiny_model(dtype=dtype)
+    x = images(TINY)
+    y, z = exact.predict(x, verbose=0), mixed.predict(x, verbose=0)
+    assert z.dtype == "float32"
+    tolerance = 0.1 if dtype == "mixed_bfloat16" else 0.02
+    assert 0 < np.abs(y - z).max() < tolerance * np.abs(y).max()
+    mixed.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = mixed.fit(x, np.array([0, 1, 2]), epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_model_overfits_eight_images():
+    model = ViT(TINY.replace(drop_path=0.1))
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 24, 16, 3)).astype("float32"), np.arange(8) % 3
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-2), loss, metrics=["accuracy"])
+    model.fit(x, y, epochs=40, verbose=0)
+    assert model.evaluate(x, y, verbose=0)[1] == 1.0
+
+
+# -- features
+
+
+def test_features_stack_any_head():
+    model = tiny_model()
+    backbone = model.features()
+    assert backbone.output_shape == (None, 20)
+    new = keras.Model(backbone.input, keras.layers.Dense(7)(backbone.output))
+    x = images(TINY)
+    assert new.predict(x, verbose=0).shape == (3, 7)
+    model.blocks[0].mlp.dense_1.kernel.assign(np.zeros((20, 28)))  # shared, not copied
+    np.testing.assert_allclose(backbone.predict(x, verbose=0), ViT_features(model, x), atol=1e-5)
+
+
+def ViT_features(model, x):
+    return model.features("tokens").predict(x, verbose=0)[:, 0]
+
+
+def test_features_of_blocks():
+    model = tiny_model("registers")
+    x = images(model.config)
+    one = model.features(blocks=-1).predict(x, verbose=0)
+    first, last = model.features(blocks=[0, 1]).predict(x, verbose=0)
+    assert one.shape == (3, 9, 20)
+    np.testing.assert_array_equal(one, last)
+    np.testing.assert_allclose(to_numpy(model.blocks[1](first)), last, atol=1e-5)
+    grids = model.features(blocks=[0, 1], grid=True).predict(x, verbose=0)
+    np.testing.assert_array_equal(grids[1].reshape(3, 6, 20), last[:, 3:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"output": "logits"}, "output must be 'pre_logits' or 'tokens'"),
+        ({"grid": True}, "grid must be False for output='pre_logits'"),
+        ({"blocks": 2}, r"blocks must be in \[-2, 1\]"),
+        ({"blocks": [0, -3]}, r"blocks must be in \[-2, 1\]"),
+    ],
+)
+def test_features_refuse_what_is_not_there(arguments, message):
+    with pytest.raises(ValueError, match=message + ".*Received"):
+        ViT(TINY).features(**arguments)
+
+
+# -- another resolution
+
+
+@pytest.mark.parametrize("kind", ["paper", "mean_all", "learned_2d", "sincos_2d", "no_positions"])
+@pytest.mark.parametrize("image_size", [(48, 40), 32])
+def test_resized_keeps_everything_but_the_table(kind, image_size):
+    model = tiny_model(kind)
+    model.blocks[0].trainable = False
+    model.blocks[1].mlp.dense_1.trainable = False
+    larger = model.resized(image_size)
+    assert larger.config == model.config.replace(image_size=image_size)
+    old, new = arrays(model), arrays(larger)
+    assert old.keys() == new.keys()
+    for path in old:
+        if not path.startswith("position_embedding/"):
+            np.testing.assert_array_equal(old[path], new[path])
+    assert [v.path for v in larger.trainable_weights] == [v.path for v in model.trainable_weights]
+    assert np.isfinite(larger.predict(images(larger.config), verbose=0)).all()
+
+
+def test_resized_to_the_same_size_is_bitwise_the_same():
+    model = tiny_model()
+    x = images(TINY)
+    same = model.resized((24, 16))
+    np.testing.assert_array_equal(same.predict(x, verbose=0), model.predict(x, verbose=0))
+    same.blocks[0].mlp.dense_1.bias.assign(np.ones(28))  # a copy, not the same arrays
+    assert np.abs(same.predict(x, verbose=0) - model.predict(x, verbose=0)).max() > 0
+
+
+@pytest.mark.parametrize("interpolation", ["google", "timm", "torchvision"])
+def test_resized_resamples_by_the_named_rule(interpolation):
+    from keras_vit.resample import resample_grid
+
+    model = tiny_model()
+    larger = model.resized((48, 40), interpolation=interpolation)
+    assert larger.config.interpolation == interpolation
+    expected = resample_grid(
+        arrays(model)["position_embedding/table"], (3, 2), (6, 5), interpolation, prefix=1
+    )
+    np.testing.assert_array_equal(arrays(larger)["position_embedding/table"], expected)
+    assert (
+        np.abs(
+            expected
+            - resample_grid(
+                arrays(model)["position_embedding/table"], (3, 2), (6, 5), "flexivit", prefix=1
+            )
+        ).max()
+        > 1e-3
+    )
+
+
+def test_resized_2d_resamples_rows_and_columns():
+    from keras_vit.resample import matrix
+
+    model = tiny_model("learned_2d")
+    larger = model.resized((40, 48))
+    old, new = arrays(model), arrays(larger)
+    for axis, name in enumerate(("rows", "columns")):
+        path = f"position_embedding/{name}"
+        weights = matrix(TINY.grid[axis], larger.config.grid[axis], "google")
+        np.testing.assert_allclose(new[path], weights @ old[path], atol=1e-6)
+    np.testing.assert_array_equal(
+        new["position_embedding/class_row"], old["position_embedding/class_row"]
+    )
+
+
+def test_resized_keeps_the_dtype_policy():
+    assert ViT(TINY, dtype="mixed_bfloat16").resized(32).dtype_policy.name == "mixed_bfloat16"
+
+
+def test_resized_refuses_wrong_sizes_and_changed_layers():
+    with pytest.raises(ValueError, match="image_size must be a multiple.*Received"):
+        ViT(TINY).resized(33)
+    with pytest.raises(ValueError, match="interpolation must be one of.*Received"):
+        ViT(TINY).resized(32, interpolation="area")
+    model = ViT(TINY)
+    model.enable_lora(2)
+    with pytest.raises(ValueError, match="without LoRA and quantisation.*Received"):
+        model.resized(32)
+
+
+# -- LoRA
+
+
+def test_lora_trains_only_itself_and_the_head():
+    model = tiny_model()
+    x, y = images(TINY, 4), np.array([0, 1, 2, 0])
+    before = model.predict(x, verbose=0)
+    model.enable_lora(2, ("query", "key", "value", "attention_output", "mlp"))
+    np.testing.assert_allclose(model.predict(x, verbose=0), before, atol=1e-5)
+    frozen = {v.path: to_numpy(v.value) for v in model.non_trainable_weights}
+    for v in model.trainable_weights:
+        assert "lora" in v.path or v.path.endswith("bias") or v.path.startswith("head/"), v.path
+    assert sum("lora_kernel" in v.path for v in model.trainable_weights) == 2 * 6 * 2
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(x, y, epochs=2, verbose=0)
+    for v in model.non_trainable_weights:
+        if v.path in frozen and "seed" not in v.path:
+            np.testing.assert_array_equal(to_numpy(v.value), frozen[v.path])
+    assert np.abs(model.predict(x, verbose=0) - before).max() > 0
+
+
+def test_lora_refuses_unknown_targets():
+    with pytest.raises(ValueError, match="targets must be some of query.*Received"):
+        ViT(TINY).enable_lora(2, ("querry",))
+    with pytest.raises(ValueError, match="rank must be a positive int.*Received"):
+        ViT(TINY).enable_lora(0)
+
+
+def test_blocks_are_the_encoder():
+    model = randomise(ViT(TINY))
+    assert [type(b) for b in model.blocks] == [layers.EncoderBlock] * 2
+    assert model.blocks[1] is model.get_layer("encoder_block_1")

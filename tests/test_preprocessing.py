@@ -1,0 +1,169 @@
+"""Pixels as the contract says: against timm's own transforms, and both ways against each other."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from conformance import TINY, to_numpy
+from PIL import Image
+
+from keras_vit import preprocessing
+from keras_vit.preprocessing import preprocess
+
+CONFIG = TINY.replace(image_size=(32, 32), patch_size=8)
+
+
+def picture(height=61, width=90, channels=3, seed=0):
+    """Smooth enough that a resize means something, with an edge in it."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 255, (6, 9, channels)).astype("uint8")
+    planes = [
+        np.asarray(
+            Image.fromarray(coarse[..., c]).resize((width, height), Image.Resampling.BICUBIC)
+        )
+        for c in range(channels)
+    ]
+    image = np.stack(planes, -1)
+    image[height // 2 :, : width // 3] //= 2
+    return image
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop", [None, 0.875, 1.0])
+@pytest.mark.parametrize("shape", [(61, 90), (90, 61), (32, 32), (20, 25)])
+def test_preprocess_equals_timm(method, crop, shape):
+    timm_data = pytest.importorskip("timm.data")
+    config = CONFIG.replace(
+        resize_method=method,
+        crop_fraction=crop,
+        pixel_mean=(0.485, 0.456, 0.406),
+        pixel_std=(0.229, 0.224, 0.225),
+    )
+    image = Image.fromarray(picture(*shape))
+    transform = timm_data.create_transform(
+        (3, 32, 32),
+        interpolation=method,
+        mean=config.pixel_mean,
+        std=config.pixel_std,
+        crop_pct=crop or 1.0,
+        crop_mode="squash" if crop is None else "center",
+    )
+    expected = transform(image).numpy().transpose(1, 2, 0)
+    ours = preprocess(image, config)
+    assert ours.shape == (1, 32, 32, 3) and ours.dtype == "float32"
+    np.testing.assert_allclose(ours[0], expected, atol=1e-5)
+    other = preprocess(image, config.replace(pixel_mean=0.5))
+    assert np.abs(other[0] - expected).max() > 1e-2
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop", [None, 0.875, 1.0])
+@pytest.mark.parametrize("shape", [(61, 90), (90, 61), (64, 48)])
+def test_layer_is_near_preprocess(method, crop, shape):
+    config = CONFIG.replace(resize_method=method, crop_fraction=crop)
+    image = picture(*shape)
+    outside = preprocess(image, config)[0] * 127.5  # in pixel values
+    inside = to_numpy(preprocessing.Preprocessing(config)(image[None].astype("float32")))[0] * 127.5
+    assert inside.shape == outside.shape
+    difference = np.abs(inside - outside)
+    assert difference.max() < 1.01 and difference.mean() < 0.3
+    shifted = np.roll(outside, 1, axis=0)
+    assert np.abs(inside - shifted).mean() > 1
+
+
+def test_layer_runs_in_tf_data_on_pictures_of_any_size():
+    tf = pytest.importorskip("tensorflow")
+    layer = preprocessing.Preprocessing(CONFIG.replace(crop_fraction=0.9))
+    pictures = [picture(40, 61), picture(70, 35)]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(pictures), output_signature=tf.TensorSpec((None, None, 3), tf.uint8)
+    )
+    batch = next(iter(dataset.map(layer).batch(2)))
+    assert batch.shape == (2, 32, 32, 3)
+    for got, image in zip(batch.numpy(), pictures, strict=True):
+        expected = to_numpy(layer(image[None].astype("float32")))[0]
+        np.testing.assert_allclose(got, expected, atol=1e-3)
+
+
+def test_layer_stands_in_front_of_a_model_and_is_saved(tmp_path):
+    images = keras.Input((40, 60, 3))
+    config = CONFIG.replace(crop_fraction=0.8)
+    model = keras.Model(images, preprocessing.Preprocessing(config)(images))
+    x = picture(40, 60)[None].astype("float32")
+    y = model.predict(x, verbose=0)
+    model.save(tmp_path / "p.keras")
+    again = keras.saving.load_model(tmp_path / "p.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), y)
+    assert -1 <= y.min() < y.max() <= 1
+
+
+def test_preprocess_takes_pil_arrays_and_sequences_alike():
+    array = picture()
+    image = Image.fromarray(array)
+    expected = preprocess(array, CONFIG)
+    for same in (image, [image], (array,), array[None], array.astype("int32")):
+        assert preprocess(same, CONFIG).shape == expected.shape
+    np.testing.assert_array_equal(preprocess(image, CONFIG), expected)
+    both = preprocess([image, Image.fromarray(picture(33, 47, seed=1))], CONFIG)
+    np.testing.assert_array_equal(both[:1], expected)
+    assert both.shape == (2, 32, 32, 3)
+    np.testing.assert_allclose(
+        preprocess(array.astype("float32"), CONFIG), expected, atol=1 / 127
+    )  # floats are not rounded to whole pixels
+
+
+def test_preprocess_matches_channels():
+    grey, colour = picture(channels=1), picture()
+    one = CONFIG.replace(in_channels=1)
+    assert preprocess(Image.fromarray(colour), one).shape == (1, 32, 32, 1)
+    assert preprocess(grey[..., 0], one).shape == (1, 32, 32, 1)
+    repeated = preprocess(grey, CONFIG)
+    np.testing.assert_array_equal(repeated[..., 0], repeated[..., 2])
+    ten = CONFIG.replace(in_channels=10)
+    stack = np.concatenate([picture(channels=1, seed=i) for i in range(10)], -1)
+    result = preprocess(stack, ten)
+    np.testing.assert_allclose(result[..., 3:4], preprocess(stack[..., 3:4], one), atol=1 / 127)
+
+
+def test_preprocess_same_size_only_scales():
+    x = np.array([0, 51, 255], "uint8") * np.ones((32, 32, 1), "uint8")
+    y = preprocess(x, CONFIG)
+    np.testing.assert_allclose(y[0, 5, 5], [-1.0, -0.6, 1.0], atol=1e-6)
+
+
+def test_preprocess_warns_of_the_wrong_range():
+    pixels = picture(32, 32).astype("float32")
+    with pytest.warns(UserWarning, match=r"look like pixels from 0 to 255.*\[-1, 1\]"):
+        preprocess(pixels, CONFIG, rescale=False)
+    with pytest.warns(UserWarning, match="look scaled already"):
+        preprocess(pixels / 255, CONFIG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        preprocess(pixels, CONFIG)
+        ready = preprocess(pixels / 127.5 - 1, CONFIG, rescale=False)
+    np.testing.assert_allclose(ready, preprocess(pixels, CONFIG), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([], "images must hold at least one picture"),
+        (np.zeros(3), "images must be .H, W., .H, W, C. or .B, H, W, C."),
+        (np.zeros((4, 4, 2)), "images must have in_channels=3"),
+        ([np.zeros((4, 4, 3, 1))], "images must be .H, W, C."),
+        (np.zeros((0, 4, 3)), "images must be .H, W, C."),
+        (np.full((4, 4, 3), 300.0), "images must have pixels from 0 to 255"),
+        (np.full((4, 4, 3), -1.0), "images must have pixels from 0 to 255"),
+        (np.full((4, 4, 3), np.nan), "images must hold finite"),
+        (["cat.jpg"], "images must hold numbers or be PIL images"),
+    ],
+)
+def test_preprocess_refuses_what_is_no_picture(images, message):
+    with pytest.raises(ValueError, match=message + ".*Received"):
+        preprocess(images, CONFIG)
+
+
+def test_preprocess_refuses_a_pil_image_for_many_channels():
+    with pytest.raises(ValueError, match="images must be arrays for in_channels=4.*Received"):
+        preprocess(Image.fromarray(picture()), CONFIG.replace(in_channels=4))

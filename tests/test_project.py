@@ -1,0 +1,118 @@
+"""The shape of the project: who imports whom, what an import costs, what the source never does."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "keras_vit"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Part of the package: the parts of the package it may import.
+ARROWS = {
+    "resample": set(),
+    "config": {"resample"},
+    "layers": {"layers"},
+    "model": {"config", "layers", "resample"},
+    "variants": {"config", "model", "weights"},
+    "preprocessing": {"config"},
+    "weights": {"config", "model", "preprocessing", "resample", "variants", "weights"},
+    "runtime": {"config", "model", "preprocessing", "weights"},
+    "export": {"config", "export", "model", "preprocessing", "runtime"},
+    "explain": {"config", "explain", "model", "preprocessing"},
+}
+BACKENDS = {"tensorflow", "jax", "torch"}
+BACKEND_FILES = ("export/", "runtime.py", "explain/gradients.py")
+HEAVY = ("matplotlib", "tensorflow_datasets", "huggingface_hub", "typer", "PIL", "safetensors")
+
+
+def imports(path):
+    """Every module that a file imports, with whether the import stands inside a function."""
+    tree = ast.parse(path.read_text())
+    inside = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            module = node.module or ""
+            if module == "keras_vit":
+                for alias in node.names:
+                    yield f"keras_vit.{alias.name}", id(node) in inside
+            else:
+                yield module, id(node) in inside
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_follow_the_arrows(path):
+    name = str(path.relative_to(PACKAGE))
+    part = name.removesuffix(".py").split("/")[0]
+    for module, in_function in imports(path):
+        top, _, rest = module.partition(".")
+        assert top not in ("training", "tests", "benchmarks"), f"{name} imports {module}"
+        if top in BACKENDS:
+            allowed = name.startswith(BACKEND_FILES) and in_function
+            assert allowed, f"{name} imports {module}"
+        if top == "keras_vit" and part in ARROWS:
+            target = rest.split(".")[0]
+            assert target in ARROWS[part], f"{name} imports {module}"
+
+
+def test_import_brings_nothing_heavy():
+    code = f"import sys, keras_vit; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    # Keras itself may bring one of them: then it is not ours to keep out.
+    bare = code.replace("keras_vit", "keras")
+    alone = subprocess.run([sys.executable, "-c", bare], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == alone.stdout
+
+
+def test_public_names_are_all_there():
+    import keras_vit
+
+    assert list(keras_vit.__all__) == sorted(keras_vit.__all__, key=keras_vit.__all__.index)
+    assert len(set(keras_vit.__all__)) == len(keras_vit.__all__)
+    for name in keras_vit.__all__:
+        assert getattr(keras_vit, name).__doc__, name
+
+
+def test_version_is_the_one_of_the_distribution():
+    import keras_vit
+
+    declared = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert declared and declared[1] == keras_vit.__version__
+
+
+def test_source_never_runs_what_it_reads():
+    patterns = (
+        r"\bLambda\(",
+        r"^\s*(import|from) pickle",
+        r"\b(eval|exec)\(",
+        r"allow_pickle\s*=\s*True",
+        r"safe_mode\s*=\s*False",
+        r"skip_mismatch\s*=\s*True",
+        r"shell\s*=\s*True",
+        r"except Exception:\s*pass",
+        r"^\s*assert ",
+    )
+    for path in [*FILES, *(ROOT / "training").rglob("*.py")]:
+        text = path.read_text()
+        for pattern in patterns:
+            assert not re.search(pattern, text, re.M), f"{path.name}: {pattern}"
+
+
+def test_files_are_short():
+    for folder in ("keras_vit", "training", "benchmarks", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert path.read_text().count("\n") <= 400, path
