@@ -104,6 +104,10 @@ class Preprocessing(keras.layers.Rescaling):
         del base["scale"], base["offset"]
         return {**base, "config": self.config.to_dict()}
 
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
 
 def _covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
     """The size a picture is resized to before its centre is cut out; ints, or tensors of them."""

@@ -26,11 +26,11 @@ class Size(NamedTuple):
 
 VIT = "arXiv 2010.11929, Table 1"
 DEIT = "arXiv 2012.12877, Table 1"
-AUGREG = "arXiv 2106.10270, Table 2"
+AUGREG = "arXiv 2106.10270"
 SCALING = "arXiv 2106.04560, Table 2"
-BIG_VISION = "big_vision, models/vit.py, decode_variant"
-DINOV2 = "arXiv 2304.07193, Table 17"
-SO400M = "arXiv 2305.13035, Section 4"
+BIG_VISION = "big_vision, models/vit.py: decode_variant"
+DINOV2 = "arXiv 2304.07193"
+SO400M = "arXiv 2305.13035; big_vision, models/vit.py: decode_variant"
 
 SIZES = {
     "vit_ti16": Size(16, 192, 12, 3, 768, DEIT),

@@ -45,7 +45,7 @@ def to_numpy(x):
     return np.asarray(ops.convert_to_numpy(x))
 
 
-def randomise(model_or_layer, seed=0, scale=0.5):
+def randomise(model_or_layer, seed=0, scale=0.3):
     """Gives every array a value of its own, those that start as zeros or ones too."""
     rng = np.random.default_rng(seed)
     for v in model_or_layer.weights:

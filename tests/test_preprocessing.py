@@ -83,7 +83,9 @@ def test_layer_runs_in_tf_data_on_pictures_of_any_size():
     assert batch.shape == (2, 32, 32, 3)
     for got, image in zip(batch.numpy(), pictures, strict=True):
         expected = to_numpy(layer(image[None].astype("float32")))[0]
-        np.testing.assert_allclose(got, expected, atol=1e-3)
+        # Backends sum in another order, which may round one value the other way.
+        assert np.abs(got - expected).max() < 1.01 / 127.5
+        assert np.abs(got - expected).mean() < 1e-4
 
 
 def test_layer_stands_in_front_of_a_model_and_is_saved(tmp_path):

@@ -252,12 +252,6 @@ def test_matrix_rows_sum_to_one(preset, old, new):
 
 
 @every_preset
-def test_matrix_same_size_is_identity_without_offset(preset):
-    same = np.array_equal(matrix(14, 14, preset), np.eye(14))
-    assert same == (PRESETS[preset].size_offset == 0)
-
-
-@every_preset
 def test_matrix_is_symmetric_without_offset(preset):
     weights = matrix(16, 9, preset)
     mirrored = np.allclose(weights, weights[::-1, ::-1], atol=1e-12)
@@ -396,11 +390,6 @@ def test_resample_grid_rejects_bad_argument(change, message):
     resample_grid(**arguments)  # every argument is good before the change
     with pytest.raises(ValueError, match=message):
         resample_grid(**(arguments | change))
-
-
-def test_resample_grid_rejects_unknown_preset_for_same_grid():
-    with pytest.raises(ValueError, match="interpolation must be"):
-        resample_grid(random_table((7, 7)), (7, 7), (7, 7), "unknown")
 
 
 @pytest.mark.parametrize(("old", "new", "name"), [(0, 5, "old"), (5, 0, "new"), (5, 2.5, "new")])

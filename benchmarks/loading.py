@@ -1,0 +1,137 @@
+"""`python -m benchmarks.loading`: seconds and memory of loading a checkpoint, side by side."""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import loading_worker, machine
+
+RESULTS = machine.ROOT / "benchmarks" / "results" / "loading.json"
+LIMIT = 600  # seconds until a child counts as hung
+COLUMNS = ("file", "contender", "backend", "seconds", "of it building", "loading", "peak MB")
+
+
+def main():
+    options = _options()
+    record = {"machine": machine.describe(), "rounds": options.rounds, "rows": []}
+    if record["machine"]["load_before"] > 0.5:
+        _say("The machine is busy: expect noise.")
+    with tempfile.TemporaryDirectory() as folder:
+        _say("writing random ViT-B/16 checkpoints")
+        _child({"stage": "write", "path": folder}, options.backends[0], check=True)
+        record["megabytes"] = {
+            name: loading_worker.nbytes(pathlib.Path(folder) / name) / 1e6
+            for name in loading_worker.FILES
+        }
+        for file in loading_worker.FILES:
+            for contender in loading_worker.CONTENDERS[file]:
+                for backend in _backends(contender, options.backends):
+                    row = _row(file, contender, backend, folder, options.rounds)
+                    record["rows"].append(row)
+                    _write(options.json, record)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(_table(record))
+    for row in record["rows"]:
+        if row["status"] == "failed":
+            where = f"{row['file']} {row['contender']} {row['backend']}"
+            console.print(f"{where} failed: {row['message']}", markup=False, highlight=False)
+    console.print(machine.line(record["machine"]), markup=False, highlight=False)
+    _say(f"Written to {options.json}")
+
+
+def _options():
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.loading",
+        description="Seconds and memory of loading ViT-B/16 in float32, each in a fresh process.",
+    )
+    parser.add_argument("--backends", nargs="+", choices=machine.BACKENDS, default=machine.BACKENDS)
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes; the median counts")
+    parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
+    return parser.parse_args()
+
+
+def _backends(contender, backends):
+    """Those to measure a contender on; None is one that has none."""
+    if contender in loading_worker.READERS:
+        return (None,)
+    return backends if contender in ("keras_vit", "keras_hub") else ("torch",)
+
+
+def _row(file, contender, backend, folder, rounds):
+    row = {"file": file, "contender": contender, "backend": backend, "status": "not installed"}
+    package = contender if contender not in loading_worker.READERS else "numpy"
+    if any(n and importlib.util.find_spec(n) is None for n in (package, backend)):
+        return row
+    job = {"contender": contender, "path": str(pathlib.Path(folder) / file)}
+    _say(f"{file}: {contender} {backend or ''}")
+    try:
+        loads = [_child(job | {"stage": "load"}, backend) for _ in range(rounds)]
+        builds = []
+        if contender not in loading_worker.READERS:
+            builds = [_child(job | {"stage": "build"}, backend) for _ in range(rounds)]
+    except (subprocess.SubprocessError, ValueError) as error:
+        return row | {"status": "failed", "message": str(error)}
+    row |= {"status": "measured", "seconds": statistics.median(r["seconds"] for r in loads)}
+    row["build_seconds"] = statistics.median([r["seconds"] for r in builds] or [0.0])
+    row["peak_mb"] = statistics.median(r["peak_mb"] for r in loads)
+    return row
+
+
+def _child(job, backend, check=False):
+    """What a fresh process measures."""
+    command = [sys.executable, "-m", "benchmarks.loading_worker", json.dumps(job)]
+    environment = machine.environment(backend or "numpy")
+    child = subprocess.run(
+        command, cwd=machine.ROOT, env=environment, stdout=subprocess.PIPE, timeout=LIMIT
+    )
+    if child.returncode:
+        if check:
+            sys.exit(child.returncode)
+        raise ValueError(f"the process ended with {child.returncode}; stderr says why")
+    return json.loads(child.stdout)
+
+
+def _table(record):
+    title = f"ViT-B/16 in float32, median of {record['rounds']} fresh processes, file in memory"
+    result = Table(title=title, box=box.SIMPLE, pad_edge=False)
+    for i, column in enumerate(COLUMNS):
+        result.add_column(column, justify="left" if i < 3 else "right", no_wrap=True)
+    before = None
+    for row in record["rows"]:
+        if before not in (None, row["file"]):
+            result.add_section()
+        size = f"{row['file']} ({record['megabytes'][row['file']]:.0f} MB)"
+        name = (size if row["file"] != before else "", row["contender"], row["backend"] or "")
+        before = row["file"]
+        if row["status"] != "measured":
+            result.add_row(*name, row["status"])
+            continue
+        building, seconds = row["build_seconds"], row["seconds"]
+        parts = (f"{building:.2f}", f"{seconds - building:.2f}") if building else ("", "")
+        result.add_row(*name, f"{seconds:.2f}", *parts, f"{row['peak_mb']:.0f}")
+    return result
+
+
+def _write(path, record):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(beside, path)
+
+
+def _say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

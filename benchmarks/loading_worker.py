@@ -1,0 +1,206 @@
+"""The child of `benchmarks.loading`: one contender loads one file in a fresh process.
+
+The job in JSON is the only argument, the result in JSON goes to stdout. Imports come before the
+clock starts; the peak is that of the loading alone, above what the imports left.
+"""
+
+import gc
+import json
+import os
+import pathlib
+import resource
+import sys
+import time
+
+from benchmarks import contenders
+
+GOOGLE, TIMM, FOLDER = "google.npz", "timm.safetensors", "huggingface"
+FILES = (GOOGLE, TIMM, FOLDER)
+READERS = ("numpy.load", "safetensors.safe_open", "open_arrays")
+"""Every array once, one after another, into memory."""
+CONTENDERS = {
+    GOOGLE: ("numpy.load", "open_arrays", "keras_vit", "timm"),  # KerasHub reads no .npz
+    TIMM: ("safetensors.safe_open", "open_arrays", "keras_vit", "timm"),  # nor timm's ViT
+    FOLDER: ("keras_vit", "keras_hub", "transformers"),
+}
+STATUS = pathlib.Path("/proc/self/status")
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    result = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr
+    with result:
+        if job["stage"] == "write":
+            json.dump(write(pathlib.Path(job["path"])), result)
+        else:
+            json.dump(measure(job["contender"], pathlib.Path(job["path"]), job["stage"]), result)
+
+
+def measure(contender, path, stage):
+    """Seconds and peak memory of one load, or of building the model without loading."""
+    build, load = prepare(contender, path)
+    _read_once(path)
+    gc.collect()
+    before = _start_peak()
+    begin = time.perf_counter()
+    kept = load() if stage == "load" else build()
+    _use(kept)
+    seconds = time.perf_counter() - begin
+    peak = _peak() - before
+    del kept
+    return {"seconds": seconds, "peak_mb": peak / 1e6}
+
+
+def prepare(contender, path):
+    """Two functions: one builds the model, one builds and loads it. Imports what they need."""
+    if contender in READERS:
+        return None, _reader(contender, path)
+    if contender in contenders.TORCH:
+        contenders._import_torchvision()
+    return {
+        "keras_vit": _keras_vit,
+        "keras_hub": _keras_hub,
+        "timm": _timm,
+        "transformers": _transformers,
+    }[contender](path)
+
+
+def write(folder):
+    """The checkpoints: every array random."""
+    import numpy as np
+
+    import keras_vit
+
+    rng = np.random.default_rng(0)
+    for format, target, fields in (
+        ("google", GOOGLE, {"gelu": "tanh"}),
+        ("timm", "timm", {}),
+        ("huggingface", FOLDER, {}),
+    ):
+        model = keras_vit.vit_b16(num_classes=1000, **fields)
+        for weight in model.weights:
+            weight.assign(rng.normal(0, 0.02, weight.shape).astype("float32"))
+        keras_vit.save_pretrained(model, folder / target, format=format)
+    os.replace(folder / "timm" / "model.safetensors", folder / TIMM)  # a bare file, for both
+    return {}
+
+
+def nbytes(path):
+    """Bytes of a file, or of the files of a folder."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files)
+
+
+def _reader(contender, path):
+    import numpy as np
+    import safetensors
+
+    from keras_vit.weights import arrays
+
+    def read(file, names):
+        for name in names:
+            # Touching the last number is what makes a memory-mapped array be read at all.
+            np.asarray(file[name]).sum()
+
+    def numpy_load():
+        with np.load(path) as file:
+            read(file, file.files)
+
+    def safe_open():
+        with safetensors.safe_open(path, "np") as file:
+            for name in file.keys():
+                file.get_tensor(name).sum()
+
+    def open_arrays():
+        with arrays.open_arrays(path) as file:
+            read(file, file)
+
+    return {
+        "numpy.load": numpy_load,
+        "safetensors.safe_open": safe_open,
+        "open_arrays": open_arrays,
+    }[contender]
+
+
+def _keras_vit(path):
+    import keras_vit
+    from keras_vit.weights import load
+
+    del load  # imported on first use otherwise, within the measured time
+    return keras_vit.vit_b16, lambda: keras_vit.from_pretrained(path)
+
+
+def _keras_hub(path):
+    import keras_hub
+
+    def build():
+        backbone = keras_hub.models.ViTBackbone(
+            image_shape=(224, 224, 3),
+            patch_size=(16, 16),
+            num_layers=12,
+            num_heads=12,
+            hidden_dim=768,
+            mlp_dim=3072,
+        )
+        return keras_hub.models.ViTImageClassifier(backbone, num_classes=1000)
+
+    return build, lambda: keras_hub.models.ViTImageClassifier.from_preset(str(path))
+
+
+def _timm(path):
+    import timm
+
+    def build(**kwargs):
+        return timm.create_model("vit_base_patch16_224", pretrained=False, **kwargs)
+
+    return build, lambda: build(checkpoint_path=str(path))
+
+
+def _transformers(path):
+    import transformers
+
+    kind = transformers.ViTForImageClassification
+    config = transformers.ViTConfig.from_pretrained(path)
+    return lambda: kind(config), lambda: kind.from_pretrained(path)
+
+
+def _use(model):
+    """Adds up every weight: a framework may map a file, and read it in the first step only."""
+    if hasattr(model, "parameters"):
+        return [float(p.detach().sum()) for p in model.parameters()]
+    import keras
+
+    return [float(keras.ops.sum(w.value)) for w in getattr(model, "weights", ())]
+
+
+def _read_once(path):
+    """Brings the files into the system's cache, so that no contender pays for the disk."""
+    for file in path.iterdir() if path.is_dir() else (path,):
+        with file.open("rb") as handle:
+            while handle.read(1 << 16):  # more would stay with the process, and hide in its peak
+                pass
+
+
+def _start_peak():
+    """Starts the peak at the memory of now, in bytes."""
+    if not STATUS.exists():  # elsewhere the peak cannot be reset: it counts from the imports' own
+        return _peak()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak():
+    if STATUS.exists():
+        return _status("VmHWM")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _status(key):
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What a figure was measured on, and the environment of the processes that measure."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BACKENDS = ("tensorflow", "jax", "torch")
+PACKAGES = (
+    "keras3-vit keras keras-hub tensorflow jax torch timm torchvision transformers vit-pytorch"
+).split()
+# bfloat16 is fast only where the processor multiplies it.
+BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
+
+
+def environment(backend):
+    """Variables for a process on one backend; on a machine with a GPU, too, the CPU is measured."""
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+def describe():
+    """CPU, cores, load and versions."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    model = re.search(r"model name\s*:\s*(.+)", text)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "cpu": model[1] if model else platform.processor() or platform.machine(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "bfloat16": [flag for flag in BFLOAT16 if flag in text.split()],
+        "load_before": os.getloadavg()[0],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def line(described):
+    """The same in a sentence."""
+    installed = {name: version for name, version in described["versions"].items() if version}
+    versions = ", ".join(f"{name} {v}" for name, v in installed.items())
+    return (
+        f"{described['cpu']}, {described['cores']} cores, "
+        f"bfloat16 {' '.join(described['bfloat16']) or 'emulated'}; "
+        f"Python {described['python']}, {versions}"
+    )
+
+
+def _version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,96 @@
+"""`python -m benchmarks.throughput`: images a second, forward and in training, side by side."""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from rich.console import Console
+
+from benchmarks import contenders, machine, table
+
+DTYPES = ("float32", "mixed_bfloat16")
+MODES = ("forward", "train")
+RESULTS = machine.ROOT / "benchmarks" / "results" / "throughput.json"
+LIMIT = 1200  # seconds until a child counts as hung
+
+
+def main():
+    options = _options()
+    record = {"machine": machine.describe(), "variant": options.variant, "batch": options.batch}
+    if record["machine"]["load_before"] > 0.5:
+        _say("The machine is busy: expect noise.")
+    record["groups"] = []
+    for backend in options.backends:
+        for dtype in options.dtypes:
+            for mode in options.modes:
+                record["groups"].append(_group(backend, dtype, mode, options))
+                _write(options.json, record)  # what is measured is kept if a later one is stopped
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    title = f"{options.variant}, batch {options.batch}, best of up to {options.rounds} rounds"
+    console.print(table.table(record["groups"], title))
+    for line in (*table.failures(record["groups"]), machine.line(record["machine"])):
+        console.print(line, markup=False, highlight=False)
+    _say(f"Written to {options.json}")
+
+
+def _options():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
+    parser.add_argument("--variant", default="vit_b16", help="a name of keras_vit.list_variants()")
+    parser.add_argument("--batch", type=_positive, default=8)
+    parser.add_argument("--backends", nargs="+", choices=machine.BACKENDS, default=machine.BACKENDS)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--rounds", type=_positive, default=10, help="rounds at most")
+    parser.add_argument(
+        "--budget", type=float, default=40, help="seconds of rounds a process; two are always run"
+    )
+    parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
+    return parser.parse_args()
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1. Received: {text}")
+    return value
+
+
+def _group(backend, dtype, mode, options):
+    """The measurements of one child; if it dies, each of its contenders says so."""
+    group = {"backend": backend, "dtype": dtype, "mode": mode}
+    job = {"variant": options.variant, "dtype": dtype, "mode": mode, "batch": options.batch}
+    job |= {"rounds": options.rounds, "budget": options.budget}
+    row = {"status": "not installed"}
+    if importlib.util.find_spec(backend) is not None:
+        command = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
+        where = {"cwd": machine.ROOT, "env": machine.environment(backend)}
+        try:
+            child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT)
+            if child.returncode == 0:
+                return json.loads(child.stdout)
+            if child.returncode == 2:  # the job itself is wrong: so would be all others
+                sys.exit(2)
+            message = f"the process ended with {child.returncode}; stderr says why"
+        except subprocess.TimeoutExpired:
+            message = f"the process took longer than {LIMIT} s"
+        row = {"status": "failed", "message": message}
+    return {**group, "contenders": {name: row for name in contenders.names(backend, mode)}}
+
+
+def _write(path, record):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(beside, path)
+
+
+def _say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The child of a benchmark: all contenders of one backend, dtype and mode, timed in turns.
+
+The backend is that of the process, so each gets a process of its own: a job in JSON as the only
+argument, the result in JSON on stdout, progress on stderr.
+"""
+
+import gc
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+
+import keras
+import numpy as np
+
+from benchmarks import contenders, flops, peak
+from keras_vit.config import ViTConfig
+from keras_vit.variants import SIZES
+
+MIN_ROUNDS = 2
+PRODUCTS = 3  # matrix products a round: they take milliseconds
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    result = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr
+    config = variant_config(job.pop("variant"))
+    with result:
+        json.dump(measure(config, **job), result)
+
+
+def variant_config(variant):
+    """The config of a published size."""
+    if variant not in SIZES or variant == "vit_so400m14":
+        known = ", ".join(name for name in SIZES if name != "vit_so400m14")
+        print(
+            f"--variant must be a published size with a class token: {known}. "
+            f"Received: --variant={variant!r}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    fields = SIZES[variant]._asdict()
+    del fields["source"]
+    return ViTConfig(**fields)
+
+
+def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
+    """Times every contender; what is not installed or fails is a row as well."""
+    backend = keras.backend.backend()
+    names = names or contenders.names(backend, mode)
+    rng = np.random.default_rng(0)
+    images = rng.random((batch, *config.input_shape), "float32")
+    labels = rng.integers(0, config.num_classes, batch)
+    rows, steps = {}, {}
+    for name in names:
+        _say(f"{backend} {dtype} {mode}: building {name}")
+        rows[name] = {"status": "not installed"}
+        if importlib.util.find_spec(contenders.package(name)) is not None:
+            rows[name] = _prepare(steps, name, config, dtype, mode, images, labels)
+    product, product_flops = peak.matrix_product(config, batch, dtype)
+    product()
+    times = {name: [] for name in steps}
+    products = []
+    gc.collect()
+    begin = time.perf_counter()
+    for i in range(1, rounds + 1):
+        products += [_seconds(product) for _ in range(PRODUCTS)]
+        for name in list(steps):
+            try:
+                times[name].append(_seconds(steps[name]))
+            except Exception as error:
+                rows[name] = _failed(steps.pop(name), error)
+        spent = time.perf_counter() - begin
+        _say(f"{backend} {dtype} {mode}: round {i} of {rounds}, {spent:.0f} s")
+        if i >= MIN_ROUNDS and spent * (i + 1) / i > budget:
+            break
+    top = product_flops / min(products)
+    per_step = batch * flops.per_image(config, mode)
+    for name in steps:
+        rows[name] |= _summary(times[name], batch, per_step, top)
+    return {
+        "backend": backend,
+        "dtype": dtype,
+        "mode": mode,
+        "rounds": i,
+        "flops_per_image": per_step / batch,
+        "peak_flops_per_second": top,
+        "contenders": rows,
+    }
+
+
+def _prepare(steps, name, config, dtype, mode, images, labels):
+    """Builds and warms up a contender; its row."""
+    try:
+        begin = time.perf_counter()
+        step, parameters = contenders.step(name, config, dtype, mode, images, labels)
+        step()
+        first = time.perf_counter() - begin
+        if keras.backend.backend() != "torch":  # which compiles nothing
+            step()
+    except Exception as error:
+        return _failed(name, error)
+    steps[name] = step
+    return {"status": "measured", "parameters": parameters, "build_and_first_step_s": first}
+
+
+def _failed(name, error):
+    message = f"{type(error).__name__}: {error}"
+    _say(f"{name} failed: {message}")
+    return {"status": "failed", "message": message}
+
+
+def _summary(times, batch, per_step, top):
+    best = min(times)
+    return {
+        "best_s": best,
+        "median_s": statistics.median(times),
+        "images_per_second": batch / best,
+        "images_per_second_median": batch / statistics.median(times),
+        "share_of_peak": per_step / best / top,
+    }
+
+
+def _seconds(function):
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def _say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Weights that others wrote: reading, recognising, converting, fetching and writing them."""

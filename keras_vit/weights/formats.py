@@ -1,0 +1,42 @@
+"""All formats, and which of them a file is."""
+
+from collections.abc import Iterable
+
+from keras_vit.weights.big_vision import BIG_VISION
+from keras_vit.weights.google import GOOGLE
+from keras_vit.weights.huggingface import HUGGINGFACE
+from keras_vit.weights.table import Format
+from keras_vit.weights.timm import DEIT3, DINOV2, MAE, TIMM
+from keras_vit.weights.torchvision import TORCHVISION
+from keras_vit.weights.vit_pytorch import VIT_PYTORCH
+
+# The raw files before timm's, whose names are nearly theirs.
+FORMATS = {
+    f.name: f
+    for f in (
+        GOOGLE,
+        BIG_VISION,
+        TORCHVISION,
+        HUGGINGFACE,
+        VIT_PYTORCH,
+        MAE,
+        DINOV2,
+        DEIT3,
+        TIMM,
+    )
+}
+WRITTEN = tuple(name for name, f in FORMATS.items() if f.writes is not None)
+
+
+def recognise(names: Iterable[str]) -> tuple[Format, str]:
+    """The format that uses these names, and the prefix in front of them."""
+    names = list(names)
+    for format in FORMATS.values():
+        prefix = format.prefix(names)
+        if prefix is not None:
+            return format, prefix
+    shown = ", ".join(map(repr, names[:5])) or "none"
+    raise ValueError(
+        f"source must have the names of one of {', '.join(FORMATS)}. "
+        f"Received: {len(names)} arrays, the first of them {shown}"
+    )

@@ -1,0 +1,157 @@
+"""transformers' `config.json` and `preprocessor_config.json`: read, and written."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from keras_vit.config import ViTConfig
+
+GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
+
+WRITES = {
+    "block_norm": ("pre",),
+    "qk_norm": (False,),
+    "layer_scale": (None,),
+    "class_token": (True,),
+    "num_registers": (0,),
+    "patch_norm": (False,),
+    "position_embedding": ("learned",),
+    "position_class_row": (True,),
+    "pooling": ("token",),
+    "final_norm": ("before_pooling",),
+    "classifier_activation": (None,),
+}
+
+
+def read(config: Mapping[str, Any], pixels: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """Fields of a `ViTConfig` that the two files state; transformers' defaults where they do not.
+
+    `image_size`, `num_heads` and `labels` are hints that the caller checks against the arrays.
+    """
+    fields: dict[str, Any] = {"gelu": "exact"}
+    if config:
+        # transformers leaves out what has its default value in some versions.
+        fields["num_heads"] = config.get("num_attention_heads", 12)
+        fields["image_size"] = config.get("image_size", 224)
+        if "layer_norm_eps" in config:
+            fields["norm_epsilon"] = float(config["layer_norm_eps"])
+        if isinstance(config.get("layerscale_value"), float):
+            fields["layer_scale"] = config["layerscale_value"]
+        act = config.get("hidden_act", "gelu")
+        if act not in GELUS:
+            raise ValueError(
+                f"hidden_act of the source must be one of {', '.join(GELUS)}. "
+                f"Received: hidden_act={act!r}"
+            )
+        fields["gelu"] = GELUS[act]
+        labels = _labels(config.get("id2label"))
+        fields |= {"labels": labels} if labels else {}
+    return fields | (_pixels(pixels, channels) if pixels else {})
+
+
+def _labels(names: Any) -> tuple[str, ...] | None:
+    """Class names in order; None where there are only stand-ins such as LABEL_0."""
+    if not isinstance(names, Mapping) or not names:
+        return None
+    try:
+        ordered = [names[key] for key in sorted(names, key=int)]
+    except ValueError:
+        return None
+    if all(label == f"LABEL_{i}" for i, label in enumerate(ordered)):
+        return None
+    return tuple(map(str, ordered))
+
+
+def _pixels(pixels: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if pixels.get("do_normalize", True):
+        for theirs, ours in (("image_mean", "pixel_mean"), ("image_std", "pixel_std")):
+            values = tuple(float(v) for v in pixels.get(theirs) or ())
+            if len(values) == channels:
+                fields[ours] = values[0] if len(set(values)) == 1 else values
+    else:
+        fields |= {"pixel_mean": 0.0, "pixel_std": 1.0}
+    if pixels.get("resample") in RESAMPLE:
+        fields["resize_method"] = RESAMPLE[pixels["resample"]]
+    if pixels.get("do_center_crop"):
+        size, crop = _height(pixels.get("size")), _height(pixels.get("crop_size"))
+        if size and crop and crop <= size:
+            fields["crop_fraction"] = crop / size
+    return fields
+
+
+def _height(size: Any) -> int | None:
+    if isinstance(size, Mapping):
+        size = size.get("height", size.get("shortest_edge"))
+    return size if isinstance(size, int) else None
+
+
+def write(config: ViTConfig) -> dict[str, Any]:
+    """The `config.json` of a ViTForImageClassification, or of a ViTModel without a head."""
+    labels = config.labels or tuple(f"LABEL_{i}" for i in range(config.num_classes))
+    classes = {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    pooler = {} if config.num_classes else {"pooler_output_size": config.representation_size}
+    return {
+        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
+        "model_type": "vit",
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": ACTS[config.gelu],
+        "layer_norm_eps": config.norm_epsilon,
+        "image_size": _size(config.image_size),
+        "patch_size": _size(config.patch_size),
+        "num_channels": config.in_channels,
+        "qkv_bias": config.qkv_bias,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "pooler_act": "tanh",
+        **pooler,
+        **(classes if config.num_classes else {}),
+    }
+
+
+def write_pixels(config: ViTConfig) -> dict[str, Any]:
+    """The `preprocessor_config.json`."""
+    height, width = config.image_size
+    numbers = {name: number for number, name in RESAMPLE.items()}
+    size: dict[str, Any] = {"size": {"height": height, "width": width}}
+    if config.crop_fraction is not None:
+        size = {
+            "size": {"shortest_edge": round(min(height, width) / config.crop_fraction)},
+            "crop_size": {"height": height, "width": width},
+        }
+    channels = config.in_channels
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "do_center_crop": config.crop_fraction is not None,
+        **size,
+        "resample": numbers[config.resize_method],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": _per_channel(config.pixel_mean, channels),
+        "image_std": _per_channel(config.pixel_std, channels),
+    }
+
+
+def complaints(config: ViTConfig) -> Iterator[str]:
+    """What transformers' ViT cannot build."""
+    if config.num_heads * config.key_dim != config.width:
+        yield f"head_dim must be width / num_heads, it is {config.head_dim}"
+    if config.num_classes and config.representation_size is not None:
+        yield "representation_size must be None beside a head, which reads past the pooler"
+
+
+def _size(pair: tuple[int, int]) -> int | list[int]:
+    return pair[0] if pair[0] == pair[1] else list(pair)
+
+
+def _per_channel(values: Any, channels: int) -> list[float]:
+    return list(values) if isinstance(values, tuple) else [values] * channels

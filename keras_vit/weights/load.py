@@ -1,0 +1,266 @@
+"""Loading: any public checkpoint as a `ViT` with the logits of the checkpoint's own code."""
+
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.model import ViT
+from keras_vit.weights import adapt, arrays, own
+from keras_vit.weights.declared import mismatch
+from keras_vit.weights.own import CONFIG, METADATA, read_json
+from keras_vit.weights.plan import Plan, make_plan
+from keras_vit.weights.safetensors_files import parse_object
+from keras_vit.weights.shapes import weight_shapes
+from keras_vit.weights.table import Derived, Pair
+
+LOG = logging.getLogger("keras_vit")
+PIXELS = "preprocessor_config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """What a weight file is, from its headers alone."""
+
+    format: str
+    """Whose names its arrays have."""
+    config: ViTConfig
+    """The model that `from_pretrained` makes of it."""
+    num_arrays: int
+    nbytes: int
+    """Bytes of all arrays."""
+    parameters: int
+    """Numbers in the model."""
+    loaded: tuple[str, ...]
+    """Names of the arrays that the model reads."""
+    dropped: Mapping[str, str]
+    """Names of those it leaves out on purpose, and why."""
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    misshaped: tuple[str, ...] = ()
+
+
+def from_pretrained(
+    source: str | os.PathLike,
+    *,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    in_channels: int | None = None,
+    interpolation: str | None = None,
+    dtype: Any = None,
+    name: str | None = None,
+    **config_fields: Any,
+) -> ViT:
+    """A `ViT` with the weights, the numerics and the pixel contract of a checkpoint.
+
+    Args:
+        source: A file or folder, "hf://org/name[@revision][/file]", "https://..." or a name that
+            `keras-vit models` lists.
+        num_classes: None keeps the checkpoint's head; 0 leaves it out; another number than its own
+            makes a new one of zeros.
+        image_size: An int or (height, width); the position table is resampled by the source's own
+            rule. None keeps the checkpoint's.
+        in_channels: Channels of the images; the patch kernel is added up or repeated.
+        interpolation: A name in `keras_vit.resample.PRESETS` instead of the source's own rule.
+        dtype: dtype policy of the model.
+        name: Name of the model.
+        **config_fields: Fields of `ViTConfig`: what the file does not state (`num_heads`), and what
+            the model shall have (`drop_path`, `pooling`).
+
+    Returns:
+        A `ViT`.
+
+    Example:
+
+    >>> model = keras_vit.from_pretrained("ViT-B_16.npz", num_classes=10, image_size=384)
+    """
+    asked = {
+        "num_classes": num_classes,
+        "image_size": image_size,
+        "in_channels": in_channels,
+        "interpolation": interpolation,
+    }
+    given = config_fields | {k: v for k, v in asked.items() if v is not None}
+    path = _fetch(source)
+    model_fields = {"name": name or "vit", "dtype": dtype}
+    if (weights := own.weights_h5(path)) is not None:
+        return own.load(weights, given, model_fields)
+    with arrays.open_arrays(path) as file:
+        plan = _plan(file, path, given)
+        differences = plan.differences()
+        if differences:
+            # The well-shaped arrays are looked at too, so that one message says it all.
+            raise mismatch(file.path, differences + _non_finite(file, plan))
+        model = ViT(plan.target, **model_fields)
+        _assign(model, file, plan)
+    _report(path, plan)
+    return model
+
+
+def from_variant(
+    variant: str,
+    size: Mapping[str, Any],
+    weights: str | os.PathLike,
+    *,
+    num_classes: int | None = None,
+    **fields: Any,
+) -> ViT:
+    """`from_pretrained` for a factory such as `vit_b16(weights=...)`: of that size, or an error.
+
+    Args:
+        variant: The factory's name.
+        size: Fields that the checkpoint must have.
+        weights: A known name with or without the variant in front, or any source.
+        num_classes: As for `from_pretrained`.
+        **fields: As for `from_pretrained`.
+    """
+    from keras_vit.weights import known
+
+    if not Path(weights).exists() and known.find(f"{variant}.{weights}"):
+        weights = f"{variant}.{weights}"
+    path = _fetch(weights)
+    sizes = size if own.weights_h5(path) is not None else {}  # which states none of its own
+    model = from_pretrained(path, num_classes=num_classes, **{**sizes, **fields})
+    wrong = [
+        f"{name}={getattr(model.config, name)}"
+        for name, value in size.items()
+        if name not in fields and getattr(model.config, name) != _pair(name, value)
+    ]
+    if wrong:
+        raise ValueError(
+            f"weights must be those of a {variant}. Received: weights={os.fspath(weights)!r}, "
+            f"which has {', '.join(wrong)}"
+        )
+    return model
+
+
+def _pair(name: str, value: Any) -> Any:
+    return (value, value) if name == "patch_size" else value
+
+
+def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
+    """What a weight file or folder is, without reading an array.
+
+    Args:
+        path: A file or folder.
+        **config_fields: As for `from_pretrained`.
+
+    Example:
+
+    >>> inspect("ViT-B_16.npz").config.image_size
+    (224, 224)
+    """
+    path = Path(path)
+    if (weights := own.weights_h5(path)) is not None:
+        config, shapes = own.read(weights, config_fields)
+        return Checkpoint(
+            format="keras",
+            config=config,
+            num_arrays=len(shapes),
+            nbytes=weights.stat().st_size,
+            parameters=_parameters(config),
+            loaded=tuple(shapes),
+            dropped={},
+        )
+    with arrays.open_arrays(path) as file:
+        plan = _plan(file, path, config_fields)
+        return Checkpoint(
+            format=plan.format.name,
+            config=plan.target,
+            num_arrays=len(file),
+            nbytes=file.nbytes,
+            parameters=_parameters(plan.target),
+            loaded=tuple(plan.names[name] for name in plan.loaded),
+            dropped=plan.dropped,
+            missing=tuple(plan.missing),
+            extra=tuple(plan.extra),
+            misshaped=tuple(plan.misshaped),
+        )
+
+
+# -- the parts
+
+
+def _fetch(source: str | os.PathLike) -> Path:
+    if Path(source).exists():
+        return Path(source)
+    from keras_vit.weights import hub  # a network client, which a local file does not need
+
+    return Path(hub.fetch(source))
+
+
+def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
+    stated = {}
+    if METADATA in file.metadata:
+        stated = parse_object(file.path, file.metadata[METADATA].encode())
+    config, pixels = _json_beside(file, path)
+    return make_plan(file.shapes, given, config=config, pixels=pixels, stated=stated)
+
+
+def _json_beside(file: arrays.Arrays, path: Path) -> tuple[dict, dict]:
+    """The JSON files that belong to the weights: those of their folder, where it is theirs."""
+    folder = path if path.is_dir() else file.path.parent
+    if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
+        return {}, {}
+    return read_json(folder / CONFIG), read_json(folder / PIXELS)
+
+
+def _parameters(config: ViTConfig) -> int:
+    return sum(math.prod(shape) for shape in weight_shapes(config).values())
+
+
+def _values(file: arrays.Arrays, plan: Plan) -> Iterator[tuple[list[tuple[str, np.ndarray]], list]]:
+    """Our weights as the checkpoint has them, row by row, and what is not finite in each."""
+    for row in plan.rows:
+        if isinstance(row, Pair):
+            array = _read(file, plan, row.source)
+            bad = arrays.non_finite(plan.names[row.source], array)
+            yield list(row.read(array, plan.shapes)), [bad] if bad else []
+        elif isinstance(row, Derived):
+            parts = {name: _read(file, plan, name) for name in row.sources}
+            bad = [arrays.non_finite(plan.names[name], part) for name, part in parts.items()]
+            value = row.compute(*parts.values()).reshape(plan.shapes[row.ours])
+            yield [(row.ours, value)], [line for line in bad if line]
+
+
+def _read(file: arrays.Arrays, plan: Plan, name: str) -> np.ndarray:
+    return file[plan.names[name]].astype(np.float32, copy=False)
+
+
+def _assign(model: ViT, file: arrays.Arrays, plan: Plan) -> None:
+    variables = {weight.path: weight for weight in model.weights}
+    wrong: list[str] = []
+    for values, bad in _ahead(_values(file, plan)):
+        wrong += [line for line in bad if line not in wrong]
+        for path, value in values if not wrong else ():
+            variables[path].assign(adapt.adapted(path, value, plan.source, plan.target))
+    if wrong:
+        raise mismatch(file.path, wrong)
+
+
+def _ahead(items: Iterator[Any]) -> Iterator[Any]:
+    """The same items, the next one being read while one is in use."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
+
+
+def _non_finite(file: arrays.Arrays, plan: Plan) -> list[str]:
+    lines = (arrays.non_finite(plan.names[n], _read(file, plan, n)) for n in sorted(plan.loaded))
+    return [line for line in lines if line]
+
+
+def _report(path: Path, plan: Plan) -> None:
+    LOG.info("Loaded %d arrays of %s weights: %s", len(plan.loaded), plan.format.name, path)
+    for name, reason in plan.dropped.items():
+        LOG.info("Not loaded: %s (%s)", name, reason)
+    adapt.report(plan.source, plan.target, plan.new_head)

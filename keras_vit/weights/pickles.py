@@ -1,0 +1,64 @@
+"""Refusing PyTorch pickles, and the one command that converts them without running their code.
+
+A pickle is a program that unpickling runs. This package therefore reads none, whatever its name;
+`torch.load(..., weights_only=True)` runs a small safe subset, and is left to those who have torch.
+"""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from keras_vit.weights.declared import Refused, refusal
+
+SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+"""Names that files of pickled weights go by."""
+
+# argparse.Namespace is what training scripts keep beside their weights. Cloning separates tensors
+# that share memory, which safetensors refuses.
+_PROGRAM = (
+    "import sys,argparse,torch as t,safetensors.torch as s;"
+    "t.serialization.add_safe_globals([argparse.Namespace]);"
+    "d=t.load(sys.argv[1],map_location='cpu',weights_only=True);"
+    "d=next((d[k] for k in ('state_dict','model','model_state_dict','teacher') if k in d),d);"
+    "s.save_file({k:v.clone().contiguous() for k,v in d.items() if t.is_tensor(v)},"
+    "sys.argv[2],{'format':'pt'})"
+)
+_SCRIPT_PROGRAM = (
+    "import sys,torch as t,safetensors.torch as s;"
+    "d=t.jit.load(sys.argv[1],map_location='cpu').state_dict();"
+    "s.save_file({k:v.clone().contiguous() for k,v in d.items()},sys.argv[2],{'format':'pt'})"
+)
+
+
+def refuse_file(path: Path, start: bytes) -> None:
+    """Raises if a file is a pickle by its first bytes, or by its name."""
+    protocol = start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    if protocol or path.suffix.lower() in SUFFIXES:
+        raise _refusal(path)
+
+
+def refuse_archive(path: Path, names: Iterable[str]) -> None:
+    """Raises if a zip archive with these members is one of PyTorch's or TorchScript's."""
+    members = [PurePosixPath(name) for name in names]
+    last = {member.name for member in members}
+    if "constants.pkl" in last or any("code" in member.parts[:-1] for member in members):
+        rule = "not be a TorchScript archive, which is a program"
+        hint = "Ask its author for a state dict; or, where you trust the author, run it to get one"
+        raise Refused(f"{refusal(path, rule)}\n{hint}:\n  {command(path, _SCRIPT_PROGRAM)}")
+    if any(name.endswith(".pkl") for name in last):
+        raise _refusal(path)
+
+
+def command(path: str | os.PathLike, program: str = _PROGRAM) -> str:
+    """The shell command that writes `path`'s tensors to a .safetensors file beside it."""
+    files = [str(path), str(Path(path).with_suffix(".safetensors"))]
+    quoted = subprocess.list2cmdline(files) if os.name == "nt" else shlex.join(files)
+    return f'python -c "{program}" {quoted}'
+
+
+def _refusal(path: Path) -> Refused:
+    rule = "not be a pickle, which can run any code"
+    hint = "Convert it safely, where torch and safetensors are installed"
+    return Refused(f"{refusal(path, rule)}\n{hint}:\n  {command(path)}")

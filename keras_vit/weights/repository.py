@@ -1,0 +1,290 @@
+"""Fetching a model from the Hugging Face Hub: only the files that are needed, each checked.
+
+huggingface_hub does the work: its cache, its log-in, its resuming. What it leaves to its callers is
+here: which files are needed, whether what came is what the Hub says the file is, and errors that
+say what to do.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from keras_vit.weights import network, pickles
+
+SETTINGS = ("config.json", "preprocessor_config.json")
+"""Fetched beside the weights where the repository has them."""
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+GRAMMAR = re.compile(
+    r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/[\w-]+/[^/@]+|[^/@]+))?(/(?P<inside>.+))?"
+)
+
+log = logging.getLogger("keras_vit")
+
+
+class Place(NamedTuple):
+    """What an hf:// source says."""
+
+    repo: str
+    revision: str
+    inside: str
+    """A file or a folder of the repository; "" is all of it."""
+
+    def __str__(self) -> str:
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return f"hf://{self.repo}{revision}" + f"/{self.inside}" * bool(self.inside)
+
+
+def fetch(source: str, revision: str | None, cache_dir: Path | None) -> Path:
+    """The folder (or file) of `hf://org/name[@revision][/file]`, from the cache where it is whole.
+
+    Args:
+        source: The hf:// address.
+        revision: Branch, tag or commit, for a source that names none.
+        cache_dir: Folder of the cache; by default huggingface_hub's own.
+    """
+    place = parse(source, revision)
+    commit = re.fullmatch("[0-9a-f]{40}", place.revision)  # it never changes: nothing to ask
+    cached = _cached(place, cache_dir) if network.offline() or commit else None
+    if cached:
+        return cached
+    if network.offline():
+        raise network.not_cached(str(place), _cache_folder(cache_dir))
+    try:
+        with _explained(place):
+            info = _api().model_info(
+                place.repo, revision=place.revision, files_metadata=True, timeout=network.TIMEOUT
+            )
+    except ConnectionError as error:
+        if not (cached := _cached(place, cache_dir)):
+            raise
+        log.warning("%s Using what the cache has of it.", error)
+        return cached
+    files = {entry.rfilename: entry for entry in info.siblings or []}
+    wanted = choose(place, list(files))
+    paths = [_get(place, info.sha, files[name], cache_dir) for name in wanted]
+    return paths[-1] if place.inside in files else paths[-1].parent
+
+
+def parse(source: str, revision: str | None = None) -> Place:
+    """The parts of an hf:// address, or `ValueError`."""
+    found = GRAMMAR.fullmatch(source)
+    inside = (found["inside"] or "").strip("/") if found else ""
+    kinds = ("datasets", "spaces", "kernels", "buckets", "models")
+    if not found or found["repo"].split("/")[0] in kinds or ".." in inside.split("/"):
+        raise ValueError(
+            "source must name a model of the Hub, hf://organisation/name[@revision][/file]. "
+            f"Received: source={source!r}"
+        )
+    if revision and found["revision"] and revision != found["revision"]:
+        raise ValueError(
+            f"revision must be the one that source names. Received: revision={revision!r}, "
+            f"source={source!r}"
+        )
+    return Place(found["repo"], found["revision"] or revision or "main", inside)
+
+
+def choose(place: Place, files: list[str]) -> list[str]:
+    """The files to fetch, of all that a repository has; weights last: they are never alone."""
+    if place.inside in files:
+        return _choose_file(place, files)
+    folder = f"{place.inside}/" if place.inside else ""
+    names = [f[len(folder) :] for f in files if f.startswith(folder)]
+    names = [name for name in names if "/" not in name]
+    if not names:
+        raise FileNotFoundError(
+            network.refusal(str(place), "there is no such file", f"There are: {_listed(files)}.")
+        )
+    weights = [WEIGHTS] if WEIGHTS in names else []
+    if not weights and INDEX in names:
+        weights = [*sorted(filter(SHARD.fullmatch, names)), INDEX]
+    if not weights:
+        raise _no_weights(place, folder, names)
+    return [folder + name for name in [*(s for s in SETTINGS if s in names), *weights]]
+
+
+def _choose_file(place: Place, files: list[str]) -> list[str]:
+    path = PurePosixPath(place.inside)
+    if path.suffix.lower() in pickles.SUFFIXES:
+        raise _only_pickles(place, [path.name])
+    if path.suffix != ".safetensors":
+        return [place.inside]
+    beside = [str(path.with_name(name)) for name in SETTINGS]
+    return [*(name for name in beside if name in files), place.inside]
+
+
+def _no_weights(place: Place, folder: str, names: list[str]) -> Exception:
+    """The error for a folder without model.safetensors: what there is, and how to take it."""
+    other = [n for n in names if n.endswith((".npz", ".safetensors", ".weights.h5", ".keras"))]
+    if other:
+        one = place._replace(inside=folder + other[0])
+        return FileNotFoundError(
+            network.refusal(
+                str(place),
+                f"it has no {WEIGHTS}, but {_listed(other)}",
+                f"Name the file: {one}.",
+            )
+        )
+    if binary := [n for n in names if PurePosixPath(n).suffix.lower() in pickles.SUFFIXES]:
+        return _only_pickles(place, binary)
+    return FileNotFoundError(
+        network.refusal(
+            str(place),
+            f"it has no {WEIGHTS}. It has {_listed(names)}",
+            "It may hold no weights, or those of another framework.",
+        )
+    )
+
+
+def _only_pickles(place: Place, names: list[str]) -> ValueError:
+    name = place.repo.split("/")[1]
+    target = f"{name}/{WEIGHTS}"
+    return ValueError(
+        network.refusal(
+            str(place),
+            f"its weights are a pickle ({_listed(names)}), which can run any code",
+            f"Convert it where torch is: hf download {place.repo} {' '.join(SETTINGS)} {names[0]} "
+            f"--local-dir {name} && {pickles.command(f'{name}/{names[0]}')}, and pass the folder "
+            f"({target} is what is read of it).",
+        )
+    )
+
+
+def _get(place: Place, commit: str, entry: Any, cache_dir: Path | None) -> Path:
+    """One file of the repository at `commit`, checked if it is new in the cache."""
+    from huggingface_hub import hf_hub_download
+
+    name = entry.rfilename
+    cached = _find(place._replace(revision=commit), name, cache_dir)
+    if cached and cached == _find(place, name, cache_dir):
+        return cached
+    one = place._replace(inside=name)
+    with _explained(one):
+        path = hf_hub_download(
+            place.repo,
+            name,
+            revision=place.revision,
+            cache_dir=cache_dir,
+            etag_timeout=network.TIMEOUT,
+        )
+    path = Path(path)
+    if commit not in path.parts:
+        why = "the repository was changed while it was being fetched"
+        raise ConnectionError(network.refusal(str(place), why, "Call again."))
+    if not cached:
+        _check(one, path, entry)
+    return path
+
+
+def _check(place: Place, path: Path, entry: Any) -> None:
+    """Deletes what is not the file that the Hub lists, and raises; the client checks sizes only."""
+    if entry.lfs:
+        found, stated = hashlib.sha256(), entry.lfs.sha256
+    elif entry.blob_id:
+        found, stated = hashlib.sha1(b"blob %d\0" % path.stat().st_size), entry.blob_id
+    else:
+        return
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    if found.hexdigest() != stated:
+        for copy in {path.resolve(), path}:
+            copy.unlink()
+        raise ValueError(
+            network.refusal(
+                str(place),
+                f"its {found.name} must be {stated}, as the Hub lists it. "
+                f"Received: {found.name}={found.hexdigest()}; the download was deleted",
+                "Call again; if it stays so, a proxy or mirror alters the file.",
+            )
+        )
+
+
+def _cached(place: Place, cache_dir: Path | None) -> Path | None:
+    """What the cache has of it, if that is whole."""
+    if place.inside and (file := _find(place, place.inside, cache_dir)):
+        return file
+    folder = f"{place.inside}/" if place.inside else ""
+    if weights := _find(place, folder + WEIGHTS, cache_dir):
+        if not _find(place, folder + SETTINGS[0], cache_dir):  # another program fetched the rest
+            log.warning("%s: the cache has its weights, but no %s", place, SETTINGS[0])
+        return weights.parent
+    if index := _find(place, folder + INDEX, cache_dir):
+        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        if all((index.parent / shard).is_file() for shard in shards):
+            return index.parent
+    return None
+
+
+def _find(place: Place, name: str, cache_dir: Path | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(place.repo, name, cache_dir, place.revision)
+    return Path(found) if isinstance(found, str) else None  # there is a mark for "does not exist"
+
+
+@contextlib.contextmanager
+def _explained(place: Place) -> Iterator[None]:
+    """Turns the many errors of the client into few that say what to do."""
+    from huggingface_hub import errors
+
+    source = str(place)
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        page = f"https://huggingface.co/{place.repo}"
+        remedy = f"Accept its terms at {page}, and log in: hf auth login, or HF_TOKEN."
+        raise PermissionError(network.refusal(source, "access is gated", remedy)) from error
+    except errors.RepositoryNotFoundError as error:
+        why = f"the Hub has no {place.repo}, or it is private"
+        remedy = "Check the name; for a private one log in: hf auth login, or HF_TOKEN."
+        raise FileNotFoundError(network.refusal(source, why, remedy)) from error
+    except errors.RevisionNotFoundError as error:
+        why = f"it has no revision {place.revision!r}"
+        remedy = "Name a branch, a tag or a commit that its page lists."
+        raise FileNotFoundError(network.refusal(source, why, remedy)) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise network.unreachable(source, error.__cause__ or error) from error
+    except errors.EntryNotFoundError as error:
+        remedy = "Call again: the repository may have been changed."
+        raise FileNotFoundError(network.refusal(source, "it is not there", remedy)) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        why, remedy = f"the Hub answers {status}", "Try again later."
+        if status in (401, 403):
+            remedy = "Log in with a token that may read it: hf auth login, or HF_TOKEN."
+            raise PermissionError(network.refusal(source, why, remedy)) from error
+        raise ConnectionError(network.refusal(source, why, remedy)) from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ConnectionError(
+            network.refusal(source, "HF_HUB_OFFLINE was set", "Unset it, and start anew.")
+        ) from error
+    except Exception as error:
+        # The client's HTTP library is httpx or httpx2; its own checks are plain OSErrors.
+        broken = type(error) is OSError and "Consistency check failed" in str(error)
+        if broken or type(error).__module__.startswith("httpx"):
+            raise network.unreachable(source, error) from error
+        raise
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(library_name="keras_vit")
+
+
+def _cache_folder(cache_dir: Path | None) -> str:
+    from huggingface_hub import constants
+
+    return str(cache_dir or constants.HF_HUB_CACHE)
+
+
+def _listed(names: list[str]) -> str:
+    shown = sorted(names)[:8]
+    return ", ".join(shown) + f" and {len(names) - 8} more" * (len(names) > 8)

@@ -1,0 +1,187 @@
+"""timm's `config.json`: what it states of a model, and the one we write for it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from keras_vit.config import RESIZE_METHODS, ViTConfig
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# Architectures whose numerics neither the arrays nor config.json show; read from timm's
+# vision_transformer.py, where they are arguments of the functions of these names.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    r"vit_base_patch32_siglip|vit_large_patch16_siglip(_gap)?_512": {"gelu": "tanh"},
+    r"vit_so400m_patch16_siglip": {"gelu": "tanh", "num_heads": 16},
+    r"vit_giantopt_patch16_siglip": {"gelu": "tanh", "num_heads": 16},
+    r"vit_base_patch16_gap_224": {"num_heads": 16},
+    r"test_vit2?$": {"num_heads": 2},
+    r"test_vit[34]$": {"num_heads": 3},
+    r"beit3_": {"norm_epsilon": 1e-5},
+}
+UNLIKE_OURS = {r".*_rpn_": "LayerNorm after each branch", r".*quickgelu": "QuickGELU"}
+
+POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
+GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh"}
+ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
+
+# Functions of timm that build each published size; any will do, as all arguments are written out.
+BASE = "vit_base_patch16_224"
+SIZES = {
+    (192, 12, 16): "vit_tiny_patch16_224",
+    (384, 12, 16): "vit_small_patch16_224",
+    (384, 12, 32): "vit_small_patch32_224",
+    (768, 12, 32): "vit_base_patch32_224",
+    (768, 12, 8): "vit_base_patch8_224",
+    (1024, 24, 16): "vit_large_patch16_224",
+    (1024, 24, 32): "vit_large_patch32_224",
+    (1024, 24, 14): "vit_large_patch14_224",
+    (1280, 32, 14): "vit_huge_patch14_224",
+    (1408, 40, 14): "vit_giant_patch14_224",
+    (1664, 48, 14): "vit_gigantic_patch14_224",
+}
+
+WRITES = {
+    "norm_epsilon": (1e-6,),
+    "block_norm": ("pre",),
+    "patch_norm": (False,),
+    "position_embedding": ("learned", "none"),
+    "representation_size": (None,),
+    "classifier_activation": (None,),
+}
+
+
+def read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `ViTConfig` that timm's `config.json` states; `pooling` may be "map"."""
+    architecture = str(config.get("architecture", ""))
+    for pattern, what in UNLIKE_OURS.items():
+        if re.match(pattern, architecture):
+            raise ValueError(
+                f"source must be a plain ViT; this one has {what}. "
+                f"Received: architecture={architecture!r}"
+            )
+    fields: dict[str, Any] = {}
+    for pattern, numerics in ARCHITECTURES.items():
+        if re.match(pattern, architecture):
+            fields |= numerics
+    arguments = dict(config.get("model_args") or {})
+    if "num_heads" in arguments:
+        fields["num_heads"] = arguments["num_heads"]
+    if arguments.get("act_layer") is not None:
+        fields["gelu"] = _choice("act_layer", arguments["act_layer"], GELUS)
+    if isinstance(arguments.get("init_values"), float):
+        fields["layer_scale"] = arguments["init_values"]
+    if "norm_layer" in arguments and arguments["norm_layer"] not in (None, "layernorm"):
+        _choice("norm_layer", arguments["norm_layer"], {"layernorm": ""})
+    pool = arguments.get("global_pool", config.get("global_pool"))
+    if pool is not None:
+        fields["pooling"] = _choice("global_pool", pool, POOLINGS)
+        if fields["pooling"] == "mean" and arguments.get("pool_include_prefix"):
+            fields["pooling"] = "mean_all"
+    return fields | _pixels(config) | _size(arguments, config)
+
+
+def _size(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    size = arguments.get("img_size") or (_pretrained(config).get("input_size") or [None])[1:]
+    return {"image_size": size} if size else {}
+
+
+def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
+    cfg = _pretrained(config)
+    fields: dict[str, Any] = {}
+    for theirs, ours in (("mean", "pixel_mean"), ("std", "pixel_std")):
+        if cfg.get(theirs):
+            values = tuple(float(v) for v in cfg[theirs])
+            fields[ours] = values[0] if len(set(values)) == 1 else values
+    if cfg.get("interpolation") in RESIZE_METHODS:
+        fields["resize_method"] = cfg["interpolation"]
+    if cfg.get("crop_pct"):
+        squash = cfg.get("crop_mode") == "squash"
+        fields["crop_fraction"] = None if squash else float(cfg["crop_pct"])
+    labels = config.get("label_names") or cfg.get("label_names")
+    if isinstance(labels, list) and all(isinstance(label, str) for label in labels):
+        fields["labels"] = tuple(labels)
+    return fields
+
+
+def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Files written before 2023 have its entries at the top.
+    return config.get("pretrained_cfg") or config
+
+
+def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"{name} of the source must be one of {', '.join(map(repr, known))}. "
+            f"Received: {name}={value!r}"
+        )
+    return known[value]
+
+
+def write(config: ViTConfig) -> dict[str, Any]:
+    """The `config.json` from which `timm.create_model("local-dir:...")` builds this model."""
+    size = (config.width, config.depth, config.patch_size[0])
+    pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
+    arguments = {
+        "img_size": list(config.image_size),
+        "patch_size": list(config.patch_size),
+        "in_chans": config.in_channels,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.num_heads,
+        "mlp_ratio": _ratio(config.mlp_dim, config.width),
+        "qkv_bias": config.qkv_bias,
+        "qk_norm": config.qk_norm,
+        "init_values": config.layer_scale,
+        "class_token": config.class_token,
+        "reg_tokens": config.num_registers,
+        "no_embed_class": not config.class_row,
+        "pos_embed": "learn" if config.position_embedding == "learned" else "none",
+        "global_pool": pool,
+        "pool_include_prefix": config.pooling == "mean_all",
+        "final_norm": config.final_norm != "none",
+        "fc_norm": config.final_norm == "after_pooling",
+        "act_layer": ACTS[config.gelu],
+    }
+    labels = {} if config.labels is None else {"label_names": list(config.labels)}
+    return {
+        "architecture": SIZES.get(size, BASE),
+        "num_classes": config.num_classes,
+        "num_features": config.width,
+        "global_pool": pool,
+        "model_args": arguments,
+        **labels,
+        "pretrained_cfg": {
+            "input_size": [config.in_channels, *config.image_size],
+            "fixed_input_size": True,
+            "interpolation": config.resize_method,
+            "crop_pct": config.crop_fraction or 1.0,
+            "crop_mode": "squash" if config.crop_fraction is None else "center",
+            "mean": _per_channel(config.pixel_mean, config.in_channels),
+            "std": _per_channel(config.pixel_std, config.in_channels),
+            "num_classes": config.num_classes,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
+    }
+
+
+def complaints(config: ViTConfig) -> Iterator[str]:
+    """What timm's class cannot build."""
+    if config.num_heads * config.key_dim != config.width:
+        yield f"head_dim must be width / num_heads, it is {config.head_dim}"
+    if config.num_registers and config.class_row:
+        yield (
+            "position_class_row must be False beside registers: timm's table then has rows for all "
+            "tokens in front, or for none"
+        )
+
+
+def _ratio(hidden: int, width: int) -> float:
+    # timm rounds down, and a ratio such as 4304 / 1152 may fall just below.
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
+
+
+def _per_channel(values: Any, channels: int) -> list[float]:
+    return list(values) if isinstance(values, tuple) else [values] * channels

@@ -1,0 +1,195 @@
+"""State dicts of vit-pytorch's `ViT`, which changed its names over the years.
+
+LayerNorm's epsilon is 1e-5, GELU exact, query, key and value have no bias. Newer models normalise
+patches before and after their projection; patches are flattened row, column, channel.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.weights.layout import Layout
+from keras_vit.weights.table import (
+    Derived,
+    Empty,
+    Format,
+    Header,
+    Pair,
+    Reading,
+    Row,
+    table_grid,
+)
+from keras_vit.weights.torch_names import FROM_HEADS, TABLE, linear, norm, qkv
+
+PATCH = Layout("h w c d -> d (h w c)")
+EMBEDDING = "to_patch_embedding"
+LAYERS = "transformer.layers"
+
+
+def read(header: Header) -> Reading:
+    """The config; the file states neither heads nor pooling, and the patch only as a product."""
+    given = header.given
+    patch_norm = f"{EMBEDDING}.3.weight" in header.shapes
+    projection = f"{EMBEDDING}.{2 if patch_norm else 1}"
+    width, pixels = header.shape(f"{projection}.weight", 2)
+    patch = _patch(pixels, given)
+    channels = pixels // math.prod(patch)
+    table = header.shapes.get("pos_embedding", ())
+    token = (header.shapes.get("cls_token") or (0,))[-2:]
+    style: dict[str, Any] = {
+        "flat": len(table) == 2,
+        "wrapped": f"{LAYERS}.0.0.fn.to_qkv.weight" in header.shapes,
+        "norm_name": "transformer.norm" if header.has(r"transformer\.norm\.") else "mlp_head.0",
+        "head": "mlp_head.1" if "mlp_head.1.weight" in header.shapes else "mlp_head",
+    }
+    attention = f"{LAYERS}.0.0{'.fn' if style['wrapped'] else ''}"
+    inner = header.shape(f"{attention}.to_qkv.weight", 2)[0] // 3
+    style["project"] = f"{attention}.to_out.0.weight" in header.shapes
+    # Without a projection there is one head as wide as the model.
+    heads = (given.get("num_heads") or _heads(inner)) if style["project"] else 1
+    grid, _ = table_grid(
+        header.shape("pos_embedding", len(table))[-2],
+        [token[0]],
+        patch,
+        given=given.get("image_size"),
+    )
+    head = header.shapes.get(f"{style['head']}.weight")
+    fields = {
+        "image_size": (grid[0] * patch[0], grid[1] * patch[1]),
+        "patch_size": patch,
+        "in_channels": channels,
+        "width": width,
+        "depth": header.count(r"transformer\.layers\.(\d+)\."),
+        "num_heads": heads,
+        "head_dim": None if inner == width else inner // heads,
+        "mlp_dim": header.shape(_mlp(style, 0)[1] + ".weight", 2)[0],
+        "norm_epsilon": 1e-5,
+        "gelu": "exact",
+        "qkv_bias": False,
+        "class_token": bool(token[0]),
+        "patch_norm": patch_norm,
+        "pooling": "token" if token[0] else "mean",
+        "final_norm": _final_norm(style),
+        "num_classes": head[0] if head else 0,
+    }
+    return Reading(fields, style)
+
+
+def _heads(inner: int) -> int:
+    if inner % 64:  # dim_head is 64 unless its user said otherwise
+        raise ValueError(
+            "num_heads must be given where the heads are not 64 wide. "
+            f"Received: num_heads=None, queries of width {inner}"
+        )
+    return inner // 64
+
+
+def _final_norm(style: dict[str, Any]) -> str:
+    return "before_pooling" if style["norm_name"] == "transformer.norm" else "after_pooling"
+
+
+def _patch(pixels: int, given: Any) -> tuple[int, int]:
+    patch = given.get("patch_size")
+    if patch is not None:
+        return (patch, patch) if isinstance(patch, int) else tuple(patch)
+    side = math.isqrt(pixels // 3)
+    if 3 * side * side != pixels:
+        raise ValueError(
+            "patch_size must be given where patches are no squares of three channels. "
+            f"Received: patch_size=None, {pixels} numbers a patch"
+        )
+    return (side, side)
+
+
+def _mlp(style: dict[str, Any], block: int) -> tuple[str, str, str]:
+    """Names of an MLP's LayerNorm and its two products."""
+    base = f"{LAYERS}.{block}.1"
+    if style["wrapped"]:
+        return f"{base}.norm", f"{base}.fn.net.0", f"{base}.fn.net.3"
+    return f"{base}.net.0", f"{base}.net.1", f"{base}.net.4"
+
+
+def pairs(
+    config: ViTConfig,
+    flat: bool = True,
+    wrapped: bool = False,
+    norm_name: str = "transformer.norm",
+    head: str = "mlp_head",
+    project: bool = True,
+) -> Iterator[Row]:
+    """The table of names; the defaults are those of today's vit-pytorch."""
+    if config.patch_norm:
+        yield from norm(f"{EMBEDDING}.1", "patches/norm_before")
+        yield from norm(f"{EMBEDDING}.3", "patches/norm_after")
+    number = 2 if config.patch_norm else 1
+    yield from linear(f"{EMBEDDING}.{number}", "patches/projection", PATCH)
+    if config.class_token:
+        layout = Layout("1 n d -> n d" if flat else "")
+        yield Pair("cls_token", ("class_token/tokens",), layout)
+    elif flat:
+        yield Empty("cls_token", (0, config.width))
+    yield Pair("pos_embedding", ("position_embedding/table",), Layout("") if flat else TABLE)
+    for i in range(config.depth):
+        ours, base = f"encoder_block_{i}", f"{LAYERS}.{i}.0"
+        inside = f"{base}.fn" if wrapped else base
+        yield from norm(f"{base}.norm", f"{ours}/attention_norm")
+        yield from qkv(f"{inside}.to_qkv.weight", None, f"{ours}/attention")
+        output = f"{ours}/attention/attention_output"
+        if project:
+            yield from linear(f"{inside}.to_out.0", output, FROM_HEADS)
+        else:
+            yield from _identity(config, output)
+        mlp_norm, *dense = _mlp({"wrapped": wrapped}, i)
+        yield from norm(mlp_norm, f"{ours}/mlp_norm")
+        for k, name in enumerate(dense, 1):
+            yield from linear(name, f"{ours}/mlp/dense_{k}")
+    yield from norm(norm_name, "encoder_norm")
+    if config.num_classes:
+        yield from linear(head, "head")
+
+
+def _identity(config: ViTConfig, output: str) -> Iterator[Derived]:
+    width = config.width
+    eye = np.eye(width, dtype="float32").reshape(1, width, width)
+    yield Derived(f"{output}/kernel", {}, lambda: eye)
+    yield Derived(f"{output}/bias", {}, lambda: np.zeros(width, "float32"))
+
+
+def complaints(config: ViTConfig) -> Iterator[str]:
+    """What vit-pytorch's class cannot build."""
+    if config.class_token != config.class_row:
+        yield "position_class_row must be True: the class token has a row of the table here"
+    if (config.pooling == "token") != config.class_token:
+        yield "pooling must be 'token' with a class token and 'mean' without one"
+    if config.num_heads == 1 and config.key_dim == config.width:
+        yield "num_heads must be greater than 1: a single head has no output projection here"
+    if not config.num_classes:
+        yield "num_classes must be greater than 0: without a head the model does not pool"
+
+
+VIT_PYTORCH = Format(
+    name="vit_pytorch",
+    mark=r"(?P<prefix>.*)transformer\.layers\.0\.0\.(fn\.)?to_qkv\.weight",
+    read=read,
+    pairs=pairs,
+    needs=(r"to_patch_embedding\.",),
+    writes={
+        "gelu": ("exact",),
+        "norm_epsilon": (1e-5,),
+        "block_norm": ("pre",),
+        "qkv_bias": (False,),
+        "qk_norm": (False,),
+        "layer_scale": (None,),
+        "num_registers": (0,),
+        "patch_norm": (True,),
+        "position_embedding": ("learned",),
+        "pooling": ("token", "mean"),
+        "final_norm": ("before_pooling",),
+        "representation_size": (None,),
+        "classifier_activation": (None,),
+    },
+    complaints=complaints,
+)

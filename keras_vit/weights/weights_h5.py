@@ -1,0 +1,154 @@
+"""Checking a Keras `.weights.h5` before `load_weights` reads it.
+
+HDF5 is a file system in a file: a dataset may stand in another file, a name may be a link, a shape
+may have no bytes behind it. Keras writes none of that, so a file that has it is refused.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_vit.weights.declared import (
+    Declared,
+    check_shapes,
+    declare,
+    mismatch,
+    refusal,
+    refused_as,
+)
+
+BROKEN = (OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
+"""What h5py raises on a damaged file."""
+
+
+def check_weights_h5(
+    path: str | os.PathLike,
+    expected: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
+    *,
+    ignored: tuple[str, ...] = ("optimizer/",),
+) -> dict[str, tuple[int, ...]]:
+    """Checks that a `.weights.h5` is what Keras writes and holds exactly what is expected.
+
+    Only the file's structure is read, no array. HDF5 itself is a large C library, and this function
+    cannot check the library's own reading of a damaged structure.
+
+    Args:
+        path: The file.
+        expected: The shape of every array by its path in the file, such as
+            `layers/dense/vars/0`; or the shapes alone, in any order; or None to compare none.
+        ignored: Beginnings of paths that may hold further arrays, an optimizer's state for one.
+            Their structure is checked like any other's.
+
+    Returns:
+        The shapes of all arrays by path, the ignored ones left out.
+    """
+    import h5py
+
+    path = Path(path)
+    size = path.stat().st_size
+    if not path.is_file():  # reading a pipe or a device may never end
+        raise refusal(path, "be a regular file")
+    with path.open("rb") as file:
+        # HDF5 also looks for its signature further in, behind another file's bytes.
+        if file.read(8) != b"\x89HDF\r\n\x1a\n":
+            raise refusal(path, "be an HDF5 file from its first byte", bytes=size)
+    with refused_as(path, "be a whole HDF5 file", BROKEN), h5py.File(path, "r") as file:
+        found = dict(_walk(file, path, size))
+    if (total := sum(declared.nbytes for declared in found.values())) > size:
+        raise refusal(path, f"hold the bytes its shapes declare, {total}", bytes=size)
+    shapes = {n: d.shape for n, d in sorted(found.items()) if not n.startswith(ignored)}
+    if isinstance(expected, Mapping):
+        check_shapes(path, shapes, expected)
+    elif expected is not None:
+        _check_counts(path, shapes.values(), expected)
+    return shapes
+
+
+def _walk(file: Any, path: Path, size: int) -> Iterator[tuple[str, Declared]]:
+    """Every dataset of the file by its path, once its rules are checked."""
+    import h5py
+
+    groups, seen = [file], {_address(file)}
+    while groups:
+        group = groups.pop()
+        _check_attributes(group, path)
+        for name in group:
+            place = f"{group.name}/{name}".lstrip("/")
+            with refused_as(path, "hold objects that HDF5 can open", BROKEN, member=place):
+                item = _open(group, name, place, path)
+                if (address := _address(item)) in seen:  # a loop, or one array under two names
+                    raise refusal(path, "hold every object in one place", member=place)
+                seen.add(address)
+                if isinstance(item, h5py.Group):
+                    groups.append(item)
+                    continue
+                _check_attributes(item, path)
+                yield place, _check_dataset(item, place, path, size)
+
+
+def _open(group: Any, name: str, place: str, path: Path) -> Any:
+    """A group or dataset of this file. Holds off names that lead to other places or files (S5)."""
+    import h5py
+
+    link = group.get(name, getlink=True)  # looks at the link and does not follow it
+    if not isinstance(link, h5py.HardLink):
+        rule = "hold no soft, external or other links"
+        raise refusal(path, rule, member=place, link=type(link).__name__)
+    item = group[name]
+    if not isinstance(item, h5py.Group | h5py.Dataset):
+        kind = type(item).__name__
+        raise refusal(path, "hold groups and datasets only", member=place, kind=kind)
+    return item
+
+
+def _check_dataset(dataset: Any, name: str, path: Path, size: int) -> Declared:
+    """Holds off bytes that come from elsewhere or from nowhere (S5, S2)."""
+    properties = dataset.id.get_create_plist()
+    if properties.get_external_count():
+        raise refusal(path, "hold its arrays itself, no external storage", member=name)
+    if dataset.is_virtual:
+        raise refusal(path, "hold its arrays itself, no virtual datasets", member=name)
+    if filters := [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]:
+        # HDF5 loads filters it does not know from plugins, and inflates without any bound.
+        rule = "be written without compression (`h5repack -f NONE` removes it)"
+        raise refusal(path, rule, member=name, filters=filters)
+    dtype, chunk = dataset.dtype, dataset.chunks
+    plain = "bfloat16" if dtype.str == "|V2" and dtype.fields is None else dtype.name
+    declared = declare(path, name, dataset.shape, plain)
+    stored, offset = dataset.id.get_storage_size(), dataset.id.get_offset() or 0
+    whole = declared.nbytes <= stored <= size and offset + declared.nbytes <= size
+    if chunk is not None:
+        whole = whole and declare(path, name, chunk, plain).nbytes <= size
+    if not whole:
+        rule = f"hold the {declared.nbytes} bytes that shape {declared.shape} declares"
+        raise refusal(path, rule, member=name, stored=stored, bytes=size)
+    return declared
+
+
+def _check_attributes(item: Any, path: Path) -> None:
+    """Holds off attributes that are large or of another kind than Keras' short strings (S2)."""
+    place = (item.name or "/").lstrip("/")
+    found = {name: item.attrs.get_id(name) for name in item.attrs}
+    if bad := [n for n, a in found.items() if a.shape != () or a.get_storage_size() > 1024]:
+        raise refusal(path, "have attributes of one short value", member=place, attributes=bad)
+
+
+def _address(item: Any) -> int:
+    import h5py
+
+    return h5py.h5o.get_info(item.id).addr
+
+
+def _check_counts(
+    path: Path, shapes: Iterable[tuple[int, ...]], expected: Sequence[Sequence[int]]
+) -> None:
+    have, want = Counter(shapes), Counter(tuple(shape) for shape in expected)
+    wrong = [
+        f"shape {shape}: {want[shape]} expected, {have[shape]} found"
+        for shape in {**want, **have}
+        if have[shape] != want[shape]
+    ]
+    if wrong:
+        raise mismatch(path, wrong)

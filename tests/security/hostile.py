@@ -1,0 +1,86 @@
+"""Builders of weight files made to do harm, and what refusing them means."""
+
+import json
+import os
+import re
+import struct
+import tracemalloc
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.weights import arrays
+from keras_vit.weights.declared import Refused
+
+TIB = 1 << 40
+FLAT = 8 << 20
+"""Bytes that refusing a file may allocate; what the files declare starts at 100 MiB."""
+
+ONE_BACKEND = pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="has no backend in it: run once is enough"
+)
+
+
+def refuse(path, *found):
+    """Opens and reads the file, expecting one `Refused` that holds `found`, and no memory used."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused) as error:
+            with arrays.open_arrays(path) as file:
+                for name in file:
+                    file[name]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    message = str(error.value)
+    assert message.startswith("path must ") and "Received: path=" in message
+    assert str(path) in message or str(path.parent) in message
+    assert len(message) < 2000
+    for text in found:
+        assert re.search(text, message), (text, message)
+    assert peak < FLAT, peak
+
+
+class Canary:
+    """An object whose unpickling makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def npy(shape=(3,), dtype="<f4", data=None, fortran=False, header=None):
+    """The bytes of an .npy member, its header made by hand."""
+    text = f"{{'descr': {dtype!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}"
+    text = (header or text).encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    data = np.zeros(shape, dtype).tobytes() if data is None else data
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def archive(path, *members, compression=zipfile.ZIP_STORED, attributes=None):
+    """A zip file of (name, bytes) members, duplicates and odd names included."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, data in members:
+            info = zipfile.ZipInfo("x")
+            info.filename = name  # ZipInfo's own check would change it
+            info.compress_type = compression
+            info.external_attr = (attributes or 0o600) << 16
+            file.writestr(info, data)
+    return path
+
+
+def tensors(path, header, data=b"", length=None):
+    """A safetensors file of a dict, or of any bytes as its header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    size = len(text) if length is None else length
+    path.write_bytes(struct.pack("<Q", size) + text + data)
+    return path
+
+
+def entry(begin=0, end=12, shape=(3,), dtype="F32", **more):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end], **more}

@@ -1,0 +1,130 @@
+"""The benchmark's arithmetic, and that a contender is measured, fails or is missing in sight."""
+
+import subprocess
+import sys
+
+import keras
+import pytest
+from rich.console import Console
+
+from benchmarks import contenders, flops, table, worker
+from keras_vit import ViTConfig
+
+TINY = ViTConfig(
+    image_size=32, patch_size=16, width=20, depth=1, num_heads=5, mlp_dim=28, num_classes=3
+)
+
+
+def measure(mode="forward", names=contenders.KERAS, config=TINY):
+    return worker.measure(
+        config, dtype="float32", mode=mode, batch=2, rounds=3, budget=60, names=names
+    )
+
+
+def shown(group):
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(table.table([group], "tiny"))
+    return {line.split()[-5]: line for line in capture.get().splitlines() if len(line.split()) > 4}
+
+
+def fake(monkeypatch, steps):
+    """Contenders that are functions, under the names of packages."""
+    monkeypatch.setattr(contenders, "step", lambda name, *_: (steps[name], 7))
+
+
+def test_flops_match_count_by_hand():
+    patches = 2 * 4 * 768 * 20  # 4 patches of 16 * 16 * 3 numbers
+    projections = 4 * 2 * 5 * 20 * 20  # 5 tokens; query, key, value, output
+    attention = 5 * (2 * 5 * 4 * 5 + 2 * 5 * 5 * 4)  # 5 heads of size 4: q k^T, then A v
+    mlp = 2 * 5 * 20 * 28 + 2 * 5 * 28 * 20
+    head = 2 * 20 * 3
+    block = projections + attention + mlp
+    assert flops.per_image(TINY, "forward") == patches + block + head
+    assert flops.per_image(TINY, "train") == 3 * (patches + block + head)
+    assert flops.forward(TINY.replace(depth=2)) == patches + 2 * block + head
+    assert flops.forward(TINY.replace(num_registers=1)) > patches + block + head
+
+
+def test_flops_of_vit_b16_are_the_known_ones():
+    assert round(flops.forward(worker.variant_config("vit_b16")) / 1e9, 1) == 35.1
+    assert round(flops.forward(worker.variant_config("vit_b32")) / 1e9, 1) == 8.8
+
+
+def test_measure_times_contenders_in_turns(monkeypatch):
+    calls = []
+    fake(monkeypatch, {"keras": lambda: calls.append("a"), "numpy": lambda: calls.append("b")})
+    group = measure(names=("keras", "numpy"))
+    warm = 1 if keras.backend.backend() == "torch" else 2
+    assert "".join(calls) == "a" * warm + "b" * warm + "ababab"
+    row = group["contenders"]["numpy"]
+    assert row["status"] == "measured"
+    assert row["images_per_second"] == 2 / row["best_s"] >= row["images_per_second_median"]
+    share = flops.forward(TINY) * row["images_per_second"] / group["peak_flops_per_second"]
+    assert row["share_of_peak"] == pytest.approx(share)
+
+
+def test_measure_reports_failed_and_missing_contenders(monkeypatch):
+    tries = []
+
+    def broken():
+        raise RuntimeError("no such kernel")
+
+    def breaks_later():
+        tries.append(1)
+        if len(tries) > 3:
+            raise MemoryError("full")
+
+    steps = {"keras": broken, "numpy": breaks_later, "rich": lambda: None}
+    fake(monkeypatch, steps)
+    group = measure(names=("keras", "numpy", "rich", "no_such_package"))
+    rows = group["contenders"]
+    assert rows["keras"] == {"status": "failed", "message": "RuntimeError: no such kernel"}
+    assert rows["numpy"] == {"status": "failed", "message": "MemoryError: full"}
+    assert rows["rich"]["status"] == "measured"
+    assert rows["no_such_package"] == {"status": "not installed"}
+    assert [line.split(": ", 1)[1] for line in table.failures([group])] == [
+        "keras failed: RuntimeError: no such kernel",
+        "numpy failed: MemoryError: full",
+    ]
+
+
+def test_measure_stops_at_budget_after_two_rounds(monkeypatch):
+    fake(monkeypatch, {"keras": lambda: None})
+    arguments = {"dtype": "float32", "mode": "forward", "batch": 1, "names": ("keras",)}
+    assert worker.measure(TINY, rounds=9, budget=0, **arguments)["rounds"] == 2
+    assert worker.measure(TINY, rounds=9, budget=60, **arguments)["rounds"] == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_measure_yields_table_with_both_contenders(mode):
+    pytest.importorskip("keras_hub")
+    group = measure(mode)
+    ours, theirs = (group["contenders"][name] for name in contenders.KERAS)
+    assert ours["parameters"] == theirs["parameters"] > 0
+    lines = shown(group)
+    assert lines["keras_vit"].split()[-2] == "1.00"
+    ratio = theirs["images_per_second"] / ours["images_per_second"]
+    assert lines["keras_hub"].split()[-2] == f"{ratio:.2f}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="these models are PyTorch's")
+def test_contenders_are_one_model():
+    counts = {}
+    for name in contenders.KERAS + contenders.TORCH:
+        pytest.importorskip(name)
+        rows = measure("train", (name,))["contenders"]
+        counts[name] = rows[name]["parameters"]
+    patch = 16 * 16 * 3
+    # vit-pytorch: no bias of query, key, value; a LayerNorm before and one after the patches.
+    counts["vit_pytorch"] += 3 * 20 - 2 * patch - 2 * 20
+    assert len(set(counts.values())) == 1
+    deeper = measure("train", ("timm",), TINY.replace(depth=2))["contenders"]["timm"]
+    assert deeper["parameters"] not in counts.values()
+
+
+def test_parent_names_contenders_without_a_backend():
+    code = "import benchmarks.throughput, sys; assert 'keras' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,231 @@
+"""Where `keras_vit/weights/known.csv` comes from: the installed timm, torchvision and transformers.
+
+`python tests/weights/derive_known.py > keras_vit/weights/known.csv` writes the table anew, which is
+due when timm has new checkpoints. `test_known.py` compares it with what this file derives.
+"""
+
+import csv
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from keras_vit.variants import SIZES
+from keras_vit.weights.known import Known
+
+WORDS = {
+    **{"tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h"},
+    **{"giant": "g", "gigantic": "gigantic", "so400m": "so400m"},
+}
+"""timm's word for a size, and ours."""
+
+# timm's arguments that a ViTConfig can say, and which values of them; None means every value.
+EXPRESSIBLE = {
+    **{"patch_size": None, "embed_dim": None, "depth": None, "num_heads": None, "mlp_ratio": None},
+    **{"qkv_bias": None, "qk_norm": None, "init_values": None, "class_token": None},
+    **{"no_embed_class": None, "reg_tokens": None, "final_norm": None, "fc_norm": None},
+    **{"img_size": None, "dynamic_img_size": None},
+    **{"global_pool": ("token", "avg"), "act_layer": ("gelu_tanh",)},
+}
+
+DATA = {
+    **{"in1k": "ImageNet-1k", "in21k": "ImageNet-21k", "in22k": "ImageNet-22k"},
+    **{"in12k": "ImageNet-12k", "lvd142m": "LVD-142M", "webli": "WebLI"},
+}
+"""Words in the names that say which images."""
+METHODS = {
+    **{"augreg": "AugReg", "augreg2": "AugReg", "sam": "SAM", "dino": "DINO", "dinov2": "DINOv2"},
+    **{"mae": "MAE", "miil": "MIIL", "deit": "DeiT", "deit3": "DeiT III", "eva": "EVA"},
+    **{"flexivit": "FlexiViT", "siglip": "SigLIP", "tipsv2": "TIPSv2", "bamboo": "Bamboo"},
+    **{"intern300m": "InternViT", "swag": "SWAG"},
+}
+"""Words in the names that say how."""
+
+HUGGING_FACE = (
+    # id, module of transformers that names it, variant, image size, classes, trained on
+    ("google/vit-base-patch16-224", "vit/configuration_vit", "vit_b16", 224, 1000, "in21k_ft_in1k"),
+    ("google/vit-base-patch16-224-in21k", "vit/modeling_vit", "vit_b16", 224, 0, "in21k"),
+    ("facebook/vit-mae-base", "vit_mae/configuration_vit_mae", "vit_b16", 224, 0, "mae"),
+    ("facebook/dinov2-base", "dinov2/configuration_dinov2", "vit_b14", 518, 0, "dinov2_lvd142m"),
+    ("facebook/dinov2-with-registers-base",
+     "dinov2_with_registers/configuration_dinov2_with_registers", "vit_b14", 518, 0,
+     "reg4_dinov2_lvd142m"),
+)  # fmt: skip
+"""The ids that transformers' own code states. The rest is in their config.json and model cards."""
+
+
+def derive() -> list[Known]:
+    """Every row, sorted by variant and name."""
+    rows = [*from_timm(), *from_torchvision(), *from_transformers()]
+    order = list(SIZES)
+    return sorted(
+        rows, key=lambda r: (order.index(r.variant) if r.variant in order else 99, r.name)
+    )
+
+
+def from_timm() -> list[Known]:
+    """timm's checkpoints whose model a ViTConfig can express, and Google's files of the same."""
+    rows = []
+    for module, creator in (("vision_transformer", "_create_vision_transformer"),
+                            ("deit", "_create_deit")):  # fmt: skip
+        timm = import_module(f"timm.models.{module}")
+        for arch, configs in timm.default_cfgs.items():
+            arguments = model_arguments(timm, creator, arch)
+            if not expressible(arch, arguments):
+                continue
+            for tag, config in configs.cfgs.items():
+                rows += list(timm_rows(module, arch, tag, arguments, config))
+    return rows
+
+
+def timm_rows(module, arch, tag, arguments, config):
+    """The row of a checkpoint on the Hub, and that of the .npz file it was made from."""
+    # FlexiViT's patches of 30 do not go with its architecture's 16; the trunks of PaliGemma have
+    # terms of use that timm's table does not state; and timm cuts off pixels that fill no patch.
+    unlike = "patch30" in tag or tag.startswith("pali")
+    if config.hf_hub_id != "timm/" or unlike or config.input_size[1] % arguments["patch_size"]:
+        return
+    assert config.input_size[1] == config.input_size[2]
+    variant = variant_of(arch, arguments)
+    label = label_of(arch, tag, variant)
+    shared = {
+        "variant": variant,
+        "image_size": config.input_size[1],
+        "num_classes": config.num_classes,
+        "license": config.license or "",
+    }
+    reference = f"timm/models/{module}.py, default_cfgs, {arch}.{tag}"
+    yield row(label, source=f"hf://timm/{arch}.{tag}", format="timm", reference=reference, **shared)
+    # A FlexiViT file holds patches of 32 and a 7 x 7 table, which timm resizes as it loads them.
+    if config.custom_load and "flexivit" not in arch:
+        reference += ", url"
+        yield row(label, source=config.url, format="google", reference=reference, **shared)
+
+
+def from_torchvision() -> list[Known]:
+    """torchvision's enumerations. They are pickles, so they are listed and have to be converted."""
+    from torchvision.models import vision_transformer as torchvision
+
+    rows = []
+    for letter, patch in (("B", 16), ("B", 32), ("L", 16), ("L", 32), ("H", 14)):
+        enumeration = getattr(torchvision, f"ViT_{letter}_{patch}_Weights")
+        for weights in enumeration:
+            rows.append(
+                row(
+                    weights.name.lower().replace("imagenet1k", "in1k"),
+                    source=weights.url,
+                    variant=f"vit_{letter.lower()}{patch}",
+                    image_size=weights.transforms().crop_size[0],
+                    num_classes=len(weights.meta["categories"]),
+                    format="torchvision",
+                    license=weights.meta.get("license", ""),
+                    reference="torchvision/models/vision_transformer.py, "
+                    f"{enumeration.__name__}.{weights.name}",
+                )
+            )
+    return rows
+
+
+def from_transformers() -> list[Known]:
+    """The ids that stand in transformers' code."""
+    import transformers
+
+    root = Path(transformers.__file__).parent
+    rows = []
+    for repository, name, variant, size, classes, label in HUGGING_FACE:
+        module = f"models/{name}.py"
+        assert f'"{repository}"' in (root / module).read_text(), f"{module} lacks {repository}"
+        rows.append(
+            row(
+                label,
+                source=f"hf://{repository}",
+                variant=variant,
+                image_size=size,
+                num_classes=classes,
+                format="huggingface",
+                license="",
+                reference=f"transformers/{module}",
+            )
+        )
+    return rows
+
+
+def row(label: str, *, variant: str, image_size: int, format: str, **fields) -> Known:
+    """A row with the name that `label`, format and image size make."""
+    words = [format] * (format != "timm") + [label] + [str(image_size)] * (image_size != 224)
+    return Known(
+        name=f"{variant}.{'_'.join(words)}",
+        variant=variant,
+        image_size=image_size,
+        format=format,
+        pretraining=pretraining(label),
+        **fields,
+    )
+
+
+def model_arguments(timm, creator: str, arch: str) -> dict:
+    """The arguments that timm's function for `arch` builds its model with."""
+    seen = {}
+
+    def record(variant, pretrained=False, *rest, **arguments):
+        seen.update(arguments)
+
+    real = getattr(timm, creator)
+    setattr(timm, creator, record)
+    try:
+        getattr(timm, arch)()
+    finally:
+        setattr(timm, creator, real)
+    return seen
+
+
+def expressible(arch: str, arguments: dict) -> bool:
+    """Whether a ViTConfig can say all of it."""
+    for name, value in arguments.items():
+        if name not in EXPRESSIBLE or (EXPRESSIBLE[name] and value not in EXPRESSIBLE[name]):
+            return False
+    # Registers with rows in the position table; and RADIO, which resizes that table in its own way.
+    registers = arguments.get("reg_tokens", 0) and not arguments.get("no_embed_class", False)
+    return not registers and "radio" not in arch
+
+
+def variant_of(arch: str, arguments: dict) -> str:
+    """Our name for the size: that of `SIZES` where it has it, else timm's word and the patch."""
+    patch, width = arguments["patch_size"], arguments["embed_dim"]
+    mlp_dim = int(width * arguments.get("mlp_ratio", 4))
+    size = (patch, width, arguments["depth"], arguments["num_heads"], mlp_dim)
+    for name, published in SIZES.items():
+        if tuple(published)[:5] == size:
+            return name
+    word = re.match(r"(?:vit|deit3?|eva|flexivit)_([a-z0-9]+)", arch)
+    return f"vit_{WORDS.get(word[1], word[1])}{patch}" if word else arch
+
+
+def label_of(arch: str, tag: str, variant: str) -> str:
+    """What timm's name says beside size, patch and pixels: family, traits, tag."""
+    family, _, rest = arch.partition("_")
+    words = [
+        word
+        for word in rest.split("_")
+        if word not in WORDS and word not in variant and not re.fullmatch(r"patch\d+|\d{3}", word)
+    ]
+    return "_".join([family] * (family not in variant) + words + [tag])
+
+
+def pretraining(label: str) -> str:
+    """ "AugReg: ImageNet-21k, then ImageNet-1k" for "augreg_in21k_ft_in1k"."""
+    words = label.split("_")
+    methods = dict.fromkeys(METHODS[w] for w in words if w in METHODS)
+    data = dict.fromkeys(DATA[w] for w in words if w in DATA)
+    return ": ".join(filter(None, [" ".join(methods), ", then ".join(data)]))
+
+
+def write(rows: list[Known], file) -> None:
+    """The rows as the table stands in the repository."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(Known._fields)
+    writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    write(derive(), sys.stdout)

@@ -1,0 +1,138 @@
+"""Google's and big_vision's .npz files against a NumPy reference of their published code."""
+
+import flax_reference as flax
+import numpy as np
+import pytest
+import scipy.ndimage
+from weights_sources import images, logits
+
+import keras_vit
+from keras_vit.weights.load import inspect
+
+GOOGLE = {
+    "token": {},
+    "gap": {"token": False},
+    "pre_logits": {"representation": 6},
+    "old prefix": {"prefix": "opt/target/"},
+    "no head": {"classes": 0},
+    "not square": {"patch": (8, 6), "rows": 12},
+}
+BIG_VISION = {
+    "gap": {},
+    "token": {"token": True},
+    "old": {"token": True, "old": True},
+    "scan": {"scan": True},
+    "sincos": {"positions": False},
+}
+
+
+def save(tmp_path, arrays, name="file.npz"):
+    np.savez(tmp_path / name, **arrays)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("kind", GOOGLE)
+def test_google_logits_equal_reference(tmp_path, kind):
+    params = flax.random_google(**GOOGLE[kind])
+    pictures = images(*((32, 18) if kind == "not square" else (24, 24)))
+    size = {"image_size": (32, 18)} if kind == "not square" else {}
+    model = keras_vit.from_pretrained(save(tmp_path, params), **size)
+    expected = flax.google({k.removeprefix("opt/target/"): v for k, v in params.items()}, pictures)
+    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
+    assert model.config.interpolation == "google"
+    other = logits(model, images(*pictures.shape[1:3], seed=2))
+    assert np.abs(other - expected).max() > 1e-2
+
+
+def test_google_numerics_are_its_own(tmp_path):
+    params = flax.random_google()
+    path = save(tmp_path, params)
+    expected = flax.google(params, images())
+    for wrong in ({"gelu": "exact"}, {"norm_epsilon": 1e-3}):
+        model = keras_vit.from_pretrained(path, **wrong)
+        assert np.abs(logits(model, images()) - expected).max() > 1e-5, wrong
+
+
+@pytest.mark.parametrize("kind", BIG_VISION)
+@pytest.mark.parametrize("prefix", ["", "params/", "params/img/"])
+def test_big_vision_logits_equal_reference(tmp_path, kind, prefix):
+    params = flax.random_big_vision(**BIG_VISION[kind])
+    arrays = {prefix + name: array for name, array in params.items()}
+    if prefix == "params/img/":
+        arrays |= {"params/t": np.ones(1, "float32"), "params/txt/Embed_0/embedding": np.ones(3)}
+    size = {"image_size": 24} if kind == "sincos" else {}
+    model = keras_vit.from_pretrained(save(tmp_path, arrays), **size)
+    np.testing.assert_allclose(
+        logits(model, images()), flax.big_vision(params, images()), atol=1e-5
+    )
+    assert model.config.class_row == (kind == "old")
+
+
+def test_big_vision_bfloat16_is_read(tmp_path):
+    params = flax.random_big_vision(scan=True)
+    short = {k: (v.view("uint32") >> 16).astype("uint16").view("V2") for k, v in params.items()}
+    cut = {k: (v.view("uint32") & 0xFFFF0000).view("float32") for k, v in params.items()}
+    model = keras_vit.from_pretrained(save(tmp_path, short))
+    expected = flax.big_vision(cut, images())
+    np.testing.assert_allclose(logits(model, images()), expected, atol=1e-5)
+    assert np.abs(flax.big_vision(params, images()) - expected).max() > 1e-4
+
+
+def test_big_vision_attention_pooling_is_named_and_trunk_loads(tmp_path):
+    params = flax.random_big_vision(classes=0)
+    pooled = {"MAPHead_0/probe": np.ones((1, 1, 20), "float32")}
+    pooled["MAPHead_0/MlpBlock_0/Dense_0/kernel"] = np.ones((20, 28), "float32")
+    path = save(tmp_path, params | pooled)
+    with pytest.raises(ValueError, match=r"MAP.*pooling='mean', num_classes=0"):
+        keras_vit.from_pretrained(path)
+    model = keras_vit.from_pretrained(path, pooling="mean", num_classes=0)
+    np.testing.assert_allclose(
+        logits(model, images()), flax.big_vision(params, images()), atol=1e-5
+    )
+    dropped = inspect(path, pooling="mean", num_classes=0).dropped
+    assert set(dropped) == set(pooled)
+
+
+@pytest.mark.parametrize(("token", "size"), [(True, 40), (False, 56), (True, 16)])
+def test_google_resolution_equals_scipy_zoom(tmp_path, token, size):
+    params = flax.random_google(token=token)
+    model = keras_vit.from_pretrained(save(tmp_path, params), image_size=size)
+    name = "Transformer/posembed_input/pos_embedding"
+    table, new = params[name][0], size // 8
+    grid = table[int(token) :].reshape(3, 3, -1)
+    grid = scipy.ndimage.zoom(grid, (new / 3, new / 3, 1), order=1).reshape(new * new, -1)
+    resized = np.concatenate([table[: int(token)], grid])[None]
+    expected = flax.google({**params, name: resized}, images(size))
+    np.testing.assert_allclose(logits(model, images(size)), expected, atol=1e-5)
+    other = keras_vit.from_pretrained(tmp_path / "file.npz", image_size=size, interpolation="timm")
+    assert np.abs(logits(other, images(size)) - expected).max() > 1e-3
+
+
+def test_google_pre_logits_leave_with_the_head_they_served(tmp_path):
+    path = save(tmp_path, flax.random_google(representation=6))
+    assert keras_vit.from_pretrained(path).config.representation_size == 6
+    new = inspect(path, num_classes=7)
+    assert new.config.representation_size is None
+    assert set(new.dropped) == {
+        f"{n}/{k}" for n in ("pre_logits", "head") for k in ("kernel", "bias")
+    }
+    assert inspect(path, num_classes=7, representation_size=6).config.representation_size == 6
+
+
+def test_google_hybrid_is_refused(tmp_path):
+    arrays = flax.random_google() | {"conv_root/kernel": np.ones((7, 7, 3, 4), "float32")}
+    with pytest.raises(ValueError, match="ResNet"):
+        keras_vit.from_pretrained(save(tmp_path, arrays))
+
+
+@pytest.mark.parametrize("format", ["google", "big_vision"])
+def test_flax_round_trip_is_bitwise(tmp_path, format):
+    if format == "google":
+        params = flax.random_google(representation=6)
+    else:
+        params = flax.random_big_vision(token=True)
+    model = keras_vit.from_pretrained(save(tmp_path, params))
+    written = keras_vit.save_pretrained(model, tmp_path / "back.npz", format=format)
+    with np.load(written) as back:
+        assert set(back) == set(params)
+        assert all(np.array_equal(back[name], params[name]) for name in params)

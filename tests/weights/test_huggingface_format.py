@@ -1,0 +1,208 @@
+"""transformers' ViT, DeiT, ViT-MAE and DINOv2 against transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import weights_sources as sources
+from weights_sources import images, logits, torch_logits
+
+import keras_vit
+from keras_vit.weights.load import inspect
+
+KINDS = {
+    "ViTForImageClassification": {},
+    "ViTModel": {},
+    "ViTForImageClassification, not square": {"image_size": [24, 16], "patch_size": [8, 4]},
+    "ViTForImageClassification, tanh": {"hidden_act": "gelu_pytorch_tanh", "qkv_bias": False},
+    "ViTForImageClassification, epsilon": {"layer_norm_eps": 1e-2, "num_channels": 1},
+    "DeiTForImageClassification": {},
+    "DeiTModel": {},
+    "Dinov2Model": {},
+    "Dinov2WithRegistersModel": {},
+}
+
+
+def saved(tmp_path, kind, **fields):
+    """A random model of transformers and the folder that it writes."""
+    source = sources.huggingface_vit(kind.split(",")[0], **fields)
+    source.save_pretrained(tmp_path / "source")
+    return source, tmp_path / "source"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_huggingface_logits_equal_source(tmp_path, kind):
+    source, folder = saved(tmp_path, kind, **KINDS[kind])
+    model = keras_vit.from_pretrained(folder)
+    pictures = images(*model.config.input_shape)
+    expected = torch_logits(source, pictures)
+    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
+    other = keras_vit.from_pretrained(folder, norm_epsilon=0.1)
+    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["ViTForImageClassification", "Dinov2Model"])
+@pytest.mark.parametrize("prefix", ["", "encoder_q."])
+def test_huggingface_names_in_memory_are_read(tmp_path, kind, prefix):
+    source, folder = saved(tmp_path, kind)
+    config = json.loads((folder / "config.json").read_text())
+    arrays = {prefix + name: array for name, array in sources.state(source).items()}
+    other = sources.save(tmp_path / "new", arrays, config)
+    if prefix and kind == "ViTForImageClassification":
+        with pytest.raises(ValueError, match="encoder_q.classifier"):
+            keras_vit.from_pretrained(other)  # a prefix in front of the head is nobody's
+        return
+    np.testing.assert_array_equal(
+        logits(keras_vit.from_pretrained(other), images()),
+        logits(keras_vit.from_pretrained(folder), images()),
+    )
+
+
+def test_huggingface_epsilon_default_is_1e_12(tmp_path):
+    _, folder = saved(tmp_path, "ViTForImageClassification")
+    assert inspect(folder).config.norm_epsilon == 1e-12
+    assert inspect(folder / "model.safetensors").config.norm_epsilon == 1e-12
+    _, folder = saved(tmp_path / "dino", "Dinov2Model")
+    assert inspect(folder).config.norm_epsilon == 1e-6
+
+
+def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
+    source, folder = saved(tmp_path, "ViTModel", pooler_output_size=6)
+    model = keras_vit.from_pretrained(folder)
+    assert model.config.representation_size == 6 and model.config.num_classes == 0
+    new = inspect(folder, num_classes=4)
+    assert new.config.representation_size is None
+    assert set(new.dropped) == {"pooler.dense.weight", "pooler.dense.bias"}
+    arrays = sources.state(source) | {
+        "classifier.weight": np.ones((3, 20), "float32"),
+        "classifier.bias": np.ones(3, "float32"),
+    }
+    config = json.loads((folder / "config.json").read_text())
+    other = inspect(sources.save(tmp_path / "head", arrays, config))
+    assert other.config.representation_size is None and other.config.num_classes == 3
+    assert set(other.dropped) == {"pooler.dense.weight", "pooler.dense.bias"}
+
+
+def test_huggingface_distilled_heads_are_named_and_trunk_loads(tmp_path):
+    source, folder = saved(tmp_path, "DeiTForImageClassificationWithTeacher")
+    with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):
+        keras_vit.from_pretrained(folder)
+    model = keras_vit.from_pretrained(folder, num_classes=0)
+    import torch
+
+    with torch.no_grad():
+        tokens = source.deit(torch.from_numpy(images().transpose(0, 3, 1, 2)))[0]
+    np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
+    assert keras_vit.from_pretrained(folder, num_classes=3).config.num_classes == 3
+    assert len(inspect(folder, num_classes=3).dropped) == 4
+
+
+def test_huggingface_mae_decoder_is_dropped(tmp_path):
+    source = sources.huggingface_vit(
+        "ViTMAEForPreTraining",
+        decoder_hidden_size=16,
+        decoder_num_attention_heads=4,
+        decoder_num_hidden_layers=1,
+        decoder_intermediate_size=24,
+        mask_ratio=0.0,
+    )
+    source.save_pretrained(tmp_path / "mae")
+    model = keras_vit.from_pretrained(tmp_path / "mae")
+    import torch
+
+    with torch.no_grad():
+        noise = torch.arange(9.0).repeat(2, 1)  # keeps the patches in order
+        pictures = torch.from_numpy(images().transpose(0, 3, 1, 2))
+        tokens = source.vit(pictures, noise=noise).last_hidden_state
+    np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
+    reasons = set(inspect(tmp_path / "mae").dropped.values())
+    assert reasons == {"the decoder of masked training"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("ViTForImageClassification", (40, 40)),
+        ("ViTForImageClassification", (16, 56)),
+        ("DeiTForImageClassification", (32, 48)),
+        ("Dinov2Model", (40, 24)),
+        ("Dinov2WithRegistersModel", (40, 32)),
+    ],
+)
+def test_huggingface_resolution_equals_source(tmp_path, kind, size):
+    import torch
+
+    source, folder = saved(tmp_path, kind)
+    model = keras_vit.from_pretrained(folder, image_size=size)
+    pictures = images(*size)
+    # DINOv2 always interpolates; the others when told to.
+    told = {} if "Dino" in kind else {"interpolate_pos_encoding": True}
+    with torch.no_grad():
+        out = source(torch.from_numpy(pictures.transpose(0, 3, 1, 2)), **told)
+    expected = getattr(out, "logits", None)
+    expected = (out.pooler_output if expected is None else expected).numpy()
+    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
+    other = keras_vit.from_pretrained(folder, image_size=size, interpolation="google")
+    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+
+
+def test_huggingface_labels_and_pixels_come_along(tmp_path):
+    _, folder = saved(tmp_path, "ViTForImageClassification")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {"2": "c", "0": "a", "1": "b"}
+    (folder / "config.json").write_text(json.dumps(config))
+    pixels = {
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 3,
+        "do_center_crop": True,
+        "size": 28,
+        "crop_size": 24,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    found = inspect(folder).config
+    assert found.labels == ("a", "b", "c")
+    assert found.pixel_mean == (0.1, 0.2, 0.3) and found.pixel_std == 0.5
+    assert found.resize_method == "bicubic" and found.crop_fraction == 24 / 28
+    assert inspect(folder, in_channels=1).config.pixel_mean == pytest.approx(0.2)
+    assert inspect(folder, in_channels=4).config.pixel_mean == (0.1, 0.2, 0.3, 0.1)
+
+
+def test_huggingface_unknown_activation_is_named(tmp_path):
+    _, folder = saved(tmp_path, "ViTForImageClassification", hidden_act="quick_gelu")
+    with pytest.raises(ValueError, match="hidden_act.*quick_gelu"):
+        keras_vit.from_pretrained(folder)
+
+
+WRITTEN = [k for k in KINDS if k.startswith("ViT")]
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_huggingface_round_trip_is_bitwise(tmp_path, kind):
+    from safetensors.numpy import load_file
+
+    _, folder = saved(tmp_path, kind, **KINDS[kind])
+    model = keras_vit.from_pretrained(folder)
+    back = keras_vit.save_pretrained(model, tmp_path / "back", format="huggingface")
+    arrays = load_file(folder / "model.safetensors")
+    sources.assert_same_file(back / "model.safetensors", arrays)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_huggingface_loads_what_we_write(tmp_path, kind):
+    import transformers
+
+    source, folder = saved(tmp_path, kind, **KINDS[kind])
+    model = keras_vit.from_pretrained(folder)
+    back = keras_vit.save_pretrained(model, tmp_path / "back", format="huggingface")
+    again, info = getattr(transformers, kind.split(",")[0]).from_pretrained(
+        back, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    pictures = images(*model.config.input_shape)
+    np.testing.assert_allclose(
+        torch_logits(again.eval(), pictures), torch_logits(source, pictures), atol=1e-6
+    )
+    processor = transformers.AutoImageProcessor.from_pretrained(back)
+    assert list(processor.image_mean) == [0.5] * model.config.in_channels
+    assert keras_vit.from_pretrained(back).config == model.config

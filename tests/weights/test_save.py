@@ -1,0 +1,103 @@
+"""save_pretrained: what a format cannot express is an error, and nothing is left behind."""
+
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit.weights.formats import WRITTEN
+
+TINY = {
+    "image_size": 24,
+    "patch_size": 8,
+    "width": 20,
+    "num_heads": 5,
+    "mlp_dim": 28,
+    "depth": 1,
+    "num_classes": 3,
+}
+
+
+def random_model(**fields):
+    model = keras_vit.ViT(keras_vit.ViTConfig.from_dict({**TINY, **fields}))
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(rng.standard_normal(weight.shape) * 0.3)
+    return model
+
+
+CANNOT = [
+    ("torchvision", {"num_registers": 2}, "num_registers must be 0, it is 2"),
+    ("torchvision", {"image_size": (24, 16)}, "image_size must be a square"),
+    ("torchvision", {"gelu": "tanh"}, "gelu must be 'exact'"),
+    ("torchvision", {"in_channels": 1}, "in_channels must be 3"),
+    ("google", {}, "gelu must be 'tanh', it is 'exact'"),
+    ("google", {"gelu": "tanh", "layer_scale": 0.1}, "layer_scale must be None"),
+    ("google", {"gelu": "tanh", "image_size": (16, 64)}, "would be read as a square"),
+    ("google", {"gelu": "tanh", "position_class_row": False}, "position_class_row must be True"),
+    ("big_vision", {"gelu": "tanh"}, "position_class_row must be False"),
+    ("huggingface", {"layer_scale": 0.1}, "layer_scale must be None"),
+    ("huggingface", {"representation_size": 6}, "representation_size must be None"),
+    ("timm", {"norm_epsilon": 1e-12}, "norm_epsilon must be 1e-06"),
+    ("timm", {"representation_size": 6}, "representation_size must be None"),
+    ("timm", {"num_registers": 2}, "position_class_row must be False beside registers"),
+    ("timm", {"head_dim": 3}, "head_dim must be width / num_heads"),
+    ("timm", {"block_norm": "post"}, "block_norm must be 'pre'"),
+    ("timm", {"position_embedding": "learned_2d"}, "position_embedding must be"),
+    ("vit_pytorch", {}, "qkv_bias must be False"),
+]
+
+
+@pytest.mark.parametrize(("format", "fields", "message"), CANNOT)
+def test_save_says_what_a_format_cannot_express(tmp_path, format, fields, message):
+    with pytest.raises(ValueError, match=message):
+        keras_vit.save_pretrained(random_model(**fields), tmp_path / "out", format=format)
+    assert not list(tmp_path.iterdir())
+
+
+def test_save_rejects_unknown_formats_and_models(tmp_path):
+    with pytest.raises(ValueError, match="format must be one of 'google'.*Received: format='flax'"):
+        keras_vit.save_pretrained(random_model(), tmp_path / "out", format="flax")
+    with pytest.raises(ValueError, match="model must be a ViT"):
+        keras_vit.save_pretrained(object(), tmp_path / "out")
+    with pytest.raises(ValueError, match="path must end in '.safetensors'"):
+        keras_vit.save_pretrained(random_model(), tmp_path / "out.npz", format="torchvision")
+    assert "timm" in WRITTEN and "dinov2" not in WRITTEN
+
+
+def test_save_refuses_lora(tmp_path):
+    model = random_model()
+    model.enable_lora(2)
+    with pytest.raises(ValueError, match="without LoRA"):
+        keras_vit.save_pretrained(model, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", ["timm", "torchvision"])
+def test_save_leaves_the_old_whole_when_it_fails(tmp_path, format, monkeypatch):
+    from keras_vit.weights import save
+
+    first = keras_vit.save_pretrained(random_model(), tmp_path / "out", format=format)
+    file = first / "model.safetensors" if format == "timm" else first
+    before = file.read_bytes()
+    calls = []
+
+    def fail(self, path):
+        calls.append(path)
+        if len(calls) > 20:
+            raise OSError("disk full")
+        return np.zeros(self._weights[path].shape, "float32")
+
+    monkeypatch.setattr(save._Table, "_value", fail)
+    with pytest.raises(OSError, match="disk full"):
+        keras_vit.save_pretrained(random_model(), tmp_path / "out", format=format)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_save_low_precision_models_as_float32(tmp_path):
+    from safetensors.numpy import load_file
+
+    config = keras_vit.ViTConfig.from_dict(TINY)
+    model = keras_vit.ViT(config, dtype="bfloat16")
+    folder = keras_vit.save_pretrained(model, tmp_path / "out")
+    assert {a.dtype.name for a in load_file(folder / "model.safetensors").values()} == {"float32"}

@@ -1,0 +1,253 @@
+"""timm's state dicts, and the raw DeiT-III, DINOv2 and MAE ones, against timm's own code."""
+
+import numpy as np
+import pytest
+import weights_sources as sources
+from weights_sources import images, logits, torch_logits
+
+import keras_vit
+from keras_vit.weights.load import inspect
+
+KINDS = {
+    "plain": {},
+    "not square": {"img_size": (24, 16), "patch_size": (8, 4)},
+    "registers": {"reg_tokens": 2, "no_embed_class": True},
+    "registers with rows": {"reg_tokens": 2},
+    "layer scale": {"init_values": 0.1},
+    "no class row": {"no_embed_class": True},
+    "q and k norm": {"qk_norm": True, "qkv_bias": False},
+    "gap": {"class_token": False, "global_pool": "avg"},
+    "gap with class token": {"global_pool": "avg"},
+    "gap of registers": {"class_token": False, "global_pool": "avg", "reg_tokens": 1},
+    "no positions": {"pos_embed": "none"},
+    "no last norm": {"final_norm": False},
+    "no head": {"num_classes": 0},
+    "one channel": {"in_chans": 1},
+}
+# What a state dict on its own does not say.
+UNSAID = {
+    "not square": {"image_size": (24, 16)},
+    "no positions": {"image_size": 24},
+}
+STATED = {
+    "gap before norm": {"global_pool": "avg", "fc_norm": False},
+    "all tokens": {"global_pool": "avg", "pool_include_prefix": True},
+    "tanh": {"act_layer": "gelu_tanh"},
+    "not square": {"img_size": [16, 144]},  # of 36 patches, which a bare file would call 6 x 6
+}
+# Where registers have rows of the table, the rows become part of the registers.
+WRITTEN = [kind for kind in KINDS if kind not in ("registers with rows", "gap of registers")]
+
+
+def bare(tmp_path, arrays, name="vit.safetensors"):
+    return sources.save(tmp_path / name, arrays)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timm_logits_equal_source(tmp_path, kind):
+    source = sources.timm_vit(**KINDS[kind])
+    path = bare(tmp_path, sources.state(source))
+    model = keras_vit.from_pretrained(path, num_heads=5, **UNSAID.get(kind, {}))
+    pictures = images(*model.config.input_shape)
+    expected = torch_logits(source, pictures)
+    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
+    wrong = {"num_heads": 5, "norm_epsilon": 0.1}
+    other = keras_vit.from_pretrained(path, **wrong, **UNSAID.get(kind, {}))
+    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", STATED)
+def test_timm_config_json_says_what_arrays_do_not(tmp_path, kind):
+    arguments = STATED[kind]
+    source = sources.timm_vit(**arguments)
+    config = {"architecture": "vit_tiny", "model_args": {"num_heads": 5, **arguments}}
+    folder = sources.save(tmp_path / "folder", sources.state(source), config)
+    model = keras_vit.from_pretrained(folder)
+    pictures = images(*model.config.input_shape)
+    np.testing.assert_allclose(logits(model, pictures), torch_logits(source, pictures), atol=1e-5)
+
+
+def test_timm_config_json_brings_pixels_and_labels(tmp_path):
+    cfg = {
+        "mean": [0.1, 0.2, 0.3],
+        "std": [0.5, 0.5, 0.5],
+        "interpolation": "bicubic",
+        "crop_pct": 0.9,
+        "input_size": [3, 24, 24],
+    }
+    config = {"pretrained_cfg": cfg, "label_names": ["a", "b", "c"], "global_pool": "token"}
+    arrays = sources.state(sources.timm_vit())
+    folder = sources.save(tmp_path / "folder", arrays, config)
+    found = inspect(folder, num_heads=5).config
+    assert found.pixel_mean == (0.1, 0.2, 0.3) and found.pixel_std == 0.5
+    assert (found.resize_method, found.crop_fraction) == ("bicubic", 0.9)
+    assert found.labels == ("a", "b", "c")
+    assert inspect(folder, num_heads=5, num_classes=2).config.labels is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [({}, 40), ({}, (16, 56)), ({"no_embed_class": True, "reg_tokens": 2}, 32)],
+)
+def test_timm_resolution_equals_source(tmp_path, fields, size):
+    source = sources.timm_vit(**fields)
+    path = bare(tmp_path, sources.state(source))
+    model = keras_vit.from_pretrained(path, num_heads=5, image_size=size)
+    source.set_input_size(img_size=size)
+    pictures = images(*model.config.input_shape)
+    expected = torch_logits(source, pictures)
+    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
+    other = keras_vit.from_pretrained(
+        path, num_heads=5, image_size=size, interpolation="torchvision"
+    )
+    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("channels", [1, 4, 10])
+def test_timm_channels_equal_adapt_input_conv(tmp_path, channels, caplog):
+    import torch
+    from timm.models._manipulate import adapt_input_conv
+
+    source = sources.timm_vit()
+    path = bare(tmp_path, sources.state(source))
+    model = keras_vit.from_pretrained(path, num_heads=5, in_channels=channels)
+    assert "patch kernel" in caplog.text
+    kernel = adapt_input_conv(channels, source.patch_embed.proj.weight.detach())
+    source.patch_embed.proj = torch.nn.Conv2d(channels, 20, 8, 8)
+    source.patch_embed.proj.weight.data = kernel
+    bias = sources.state(sources.timm_vit())["patch_embed.proj.bias"]
+    source.patch_embed.proj.bias.data = torch.from_numpy(bias)
+    pictures = images(channels=channels)
+    np.testing.assert_allclose(logits(model, pictures), torch_logits(source, pictures), atol=1e-5)
+
+
+def raw(names, **fields):
+    """A timm model, and its state dict under other names."""
+    source = sources.timm_vit(**fields)
+    arrays = {}
+    for name, array in sources.state(source).items():
+        for theirs, rawly in names.items():
+            name = name.replace(theirs, rawly)
+        arrays[name] = array
+    return source, arrays
+
+
+def test_deit3_raw_logits_equal_source(tmp_path):
+    names = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+    source, arrays = raw(names, init_values=0.1, no_embed_class=True)
+    model = keras_vit.from_pretrained(bare(tmp_path, arrays), num_heads=5)
+    np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
+    assert inspect(tmp_path / "vit.safetensors", num_heads=5).format == "deit3"
+    assert model.config.interpolation == "deit" and not model.config.position_class_row
+
+
+@pytest.mark.parametrize("registers", [0, 2])
+def test_dinov2_raw_logits_equal_source(tmp_path, registers):
+    fields = {"init_values": 0.1, "num_classes": 0}
+    if registers:
+        fields |= {"reg_tokens": registers, "no_embed_class": True}
+    source, arrays = raw({"reg_token": "register_tokens"}, **fields)
+    expected = torch_logits(source, images())
+    if registers:
+        # DINOv2 keeps the class token's row in the table, where timm adds it to the token.
+        row = np.full((1, 1, 20), 0.25, "float32")
+        arrays["cls_token"] = arrays["cls_token"] - row
+        arrays["pos_embed"] = np.concatenate([row, arrays["pos_embed"]], axis=1)
+    arrays["mask_token"] = np.zeros((1, 20), "float32")
+    path = bare(tmp_path, arrays)
+    model = keras_vit.from_pretrained(path, num_heads=5)
+    np.testing.assert_allclose(logits(model, images()), expected, atol=1e-5)
+    found = inspect(path, num_heads=5)
+    assert found.format == "dinov2" and list(found.dropped) == ["mask_token"]
+    presets = {0: "dinov2", 2: "huggingface_dinov2_registers"}
+    assert found.config.interpolation == presets[registers]
+
+
+def test_mae_raw_decoder_is_dropped(tmp_path):
+    source = sources.timm_vit(num_classes=0)
+    decoder = {"decoder_embed.weight": np.ones((4, 20), "float32"), "mask_token": np.ones(4)}
+    path = bare(tmp_path, sources.state(source) | decoder)
+    model = keras_vit.from_pretrained(path, num_heads=5)
+    np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
+    assert set(inspect(path, num_heads=5).dropped) == set(decoder)
+
+
+def test_timm_heads_are_read_from_q_norm(tmp_path):
+    path = bare(tmp_path, sources.state(sources.timm_vit(qk_norm=True)))
+    assert inspect(path).config.num_heads == 5
+    path = bare(tmp_path, sources.state(sources.timm_vit()), "plain.safetensors")
+    with pytest.raises(ValueError, match="num_heads must be given"):
+        inspect(path)
+
+
+def test_timm_distilled_trunk_equals_source(tmp_path):
+    from timm.models.deit import VisionTransformerDistilled
+
+    source = sources.randomise(
+        VisionTransformerDistilled(
+            img_size=24, patch_size=8, embed_dim=20, depth=2, num_heads=5, num_classes=3
+        )
+    )
+    path = bare(tmp_path, sources.state(source))
+    with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):
+        keras_vit.from_pretrained(path, num_heads=5)
+    model = keras_vit.from_pretrained(path, num_heads=5, num_classes=0)
+    import torch
+
+    with torch.no_grad():
+        tokens = source.forward_features(torch.from_numpy(images().transpose(0, 3, 1, 2)))
+    np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
+    assert {n.split(".")[0] for n in inspect(path, num_heads=5, num_classes=3).dropped} == {
+        "head",
+        "head_dist",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pre_norm": True}, "CLIP"),
+        ({"global_pool": "map", "class_token": False}, "attention pooling"),
+    ],
+)
+def test_timm_other_architectures_are_named(tmp_path, fields, message):
+    path = bare(tmp_path, sources.state(sources.timm_vit(**fields)))
+    with pytest.raises(ValueError, match=message):
+        keras_vit.from_pretrained(path, num_heads=5)
+
+
+def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
+    source = sources.timm_vit(global_pool="map", class_token=False, num_classes=0)
+    path = bare(tmp_path, sources.state(source))
+    model = keras_vit.from_pretrained(path, num_heads=5, num_classes=0, pooling="mean")
+    import torch
+
+    with torch.no_grad():
+        tokens = source.forward_features(torch.from_numpy(images().transpose(0, 3, 1, 2)))
+    np.testing.assert_allclose(logits(model, images()), tokens.mean(1).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_timm_round_trip_is_bitwise(tmp_path, kind):
+    arrays = sources.state(sources.timm_vit(**KINDS[kind]))
+    path = bare(tmp_path, arrays)
+    model = keras_vit.from_pretrained(path, num_heads=5, **UNSAID.get(kind, {}))
+    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    sources.assert_same_file(folder / "model.safetensors", arrays)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_timm_loads_what_we_write(tmp_path, kind):
+    import timm
+
+    source = sources.timm_vit(**KINDS[kind])
+    path = bare(tmp_path, sources.state(source))
+    model = keras_vit.from_pretrained(path, num_heads=5, **UNSAID.get(kind, {}))
+    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    pictures = images(*model.config.input_shape)
+    np.testing.assert_allclose(
+        torch_logits(again, pictures), torch_logits(source, pictures), atol=1e-6
+    )
+    ours = keras_vit.from_pretrained(folder)
+    assert ours.config == model.config.replace(layer_scale=ours.config.layer_scale)
