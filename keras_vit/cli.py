@@ -358,8 +358,9 @@ def _model(config: "ViTConfig") -> str:
 def _pixels(config: "ViTConfig") -> str:
     height, width = config.image_size
     how = f"{config.resize_method} to {height} x {width}"
-    if config.crop_fraction is not None:
-        how = f"{config.resize_method} to cover it / {config.crop_fraction:g}, then cut the centre"
+    if (r := config.crop_fraction) is not None:
+        cover = f"{int(height / r)} x {int(width / r)}"
+        how = f"{config.resize_method} to cover {cover}, the centre of {height} x {width}"
     return f"{how}; (pixel / 255 - {config.pixel_mean}) / {config.pixel_std}"
 
 

@@ -45,6 +45,11 @@ def to_numpy(x):
     return np.asarray(ops.convert_to_numpy(x))
 
 
+def run(model, x):
+    """What the model returns, eagerly: `predict` would compile it once a test."""
+    return keras.tree.map_structure(to_numpy, model(x, training=False))
+
+
 def randomise(model_or_layer, seed=0, scale=0.3):
     """Gives every array a value of its own, those that start as zeros or ones too."""
     rng = np.random.default_rng(seed)
@@ -184,29 +189,29 @@ def check_model(config):
     """What holds for a model of any kind."""
     model = randomise(ViT(config))
     x = images(config, 4)
-    y = model.predict(x, verbose=0)
+    y = run(model, x)
     assert np.isfinite(y).all() and y.shape[1:] == model.output_shape[1:]
 
     # A batch is its images one by one, and the order of calls does not matter.
-    halves = np.concatenate([model.predict(x[:1], verbose=0), model.predict(x[1:], verbose=0)])
+    halves = np.concatenate([run(model, x[:1]), run(model, x[1:])])
     np.testing.assert_allclose(y, halves, atol=1e-5)
     assert np.abs(y[0] - y[1]).max() > 1e-3
 
     # Features, pre-logits and logits are parts of one computation.
-    pre_logits = model.features().predict(x, verbose=0)
+    pre_logits = run(model.features(), x)
     if config.num_classes:
         head = model.get_layer("head")
         np.testing.assert_allclose(to_numpy(head(pre_logits)), y, atol=1e-5)
     else:
         np.testing.assert_array_equal(pre_logits, y)
-    tokens = model.features("tokens").predict(x, verbose=0)
+    tokens = run(model.features("tokens"), x)
     assert tokens.shape == (4, config.num_tokens, config.width)
-    grid = model.features("tokens", grid=True).predict(x, verbose=0)
+    grid = run(model.features("tokens", grid=True), x)
     flat = grid.reshape(4, config.num_patches, config.width)
     np.testing.assert_array_equal(flat, tokens[:, config.num_prefix_tokens :])
 
     # Explicit and fused attention agree, and the weights are probabilities.
-    z = model.features(blocks=0).predict(x, verbose=0)
+    z = run(model.features(blocks=0), x)
     block = model.blocks[1]
     fused = to_numpy(block(z))
     explicit, scores = (to_numpy(v) for v in block(z, return_attention_scores=True))

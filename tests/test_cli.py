@@ -67,7 +67,7 @@ def test_models_lists_rows_for_a_pipe(run):
     assert fields[0][1] == "hf://timm/vit_base_patch16_224.dino"
 
 
-@pytest.mark.parametrize("columns", ["80", "130"])
+@pytest.mark.parametrize("columns", ["60", "80", "130"])
 def test_models_never_cuts_a_name_on_a_terminal(monkeypatch, run, columns):
     monkeypatch.setattr(cli, "out", cli.Console(force_terminal=True, width=int(columns)))
     code, out, _ = run("models")
@@ -131,6 +131,11 @@ def test_info_of_a_keras_file(run, model, tmp_path):
     facts = json.loads(out)
     assert code == 0 and facts["format"] == "keras"
     assert keras_vit.ViTConfig.from_dict(facts["config"]) == model.config
+
+
+def test_info_says_how_a_picture_is_cut():
+    config = keras_vit.ViTConfig(image_size=224, crop_fraction=0.875, resize_method="bicubic")
+    assert cli._pixels(config).startswith("bicubic to cover 256 x 256, the centre of 224 x 224; ")
 
 
 # -- convert

@@ -3,7 +3,17 @@
 import keras
 import numpy as np
 import pytest
-from conformance import KINDS, TINY, arrays, check_model, images, randomise, tiny_model, to_numpy
+from conformance import (
+    KINDS,
+    TINY,
+    arrays,
+    check_model,
+    images,
+    randomise,
+    run,
+    tiny_model,
+    to_numpy,
+)
 
 from keras_vit import ViT, layers
 
@@ -11,6 +21,14 @@ from keras_vit import ViT, layers
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_keeps_the_contract(kind):
     check_model(KINDS[kind])
+
+
+def test_model_predicts_what_it_computes():
+    model = tiny_model("registers")
+    x = images(model.config, 5)
+    y = model.predict(x, batch_size=2, verbose=0)
+    np.testing.assert_allclose(y, run(model, x), atol=1e-5)
+    assert np.abs(y - run(model, x[::-1])).max() > 1e-3
 
 
 def test_model_summary_reads_like_the_figure():
@@ -51,28 +69,26 @@ def test_model_without_positions_ignores_the_order_of_patches():
     for kind, equal in (("no_positions", True), ("paper", False)):
         model = tiny_model(kind)
         x = images(model.config)
-        y = model.predict(x, verbose=0)
-        shuffled = model.predict(
-            x[:, ::-1].reshape(3, 3, 8, 16, 3)[:, :, ::-1].reshape(x.shape), verbose=0
-        )
+        y = run(model, x)
+        shuffled = run(model, x[:, ::-1].reshape(3, 3, 8, 16, 3)[:, :, ::-1].reshape(x.shape))
         assert (np.abs(shuffled - y).max() < 1e-5) == equal
 
 
 def test_model_fresh_logits_are_zero_as_in_the_paper():
-    y = ViT(TINY).predict(images(TINY), verbose=0)
+    y = run(ViT(TINY), images(TINY))
     np.testing.assert_array_equal(y, 0.0)
-    biased = ViT(TINY.replace(head_bias=-6.9)).predict(images(TINY), verbose=0)
+    biased = run(ViT(TINY.replace(head_bias=-6.9)), images(TINY))
     np.testing.assert_allclose(biased, -6.9, rtol=1e-6)
-    started = ViT(TINY.replace(head_init="truncated_normal")).predict(images(TINY), verbose=0)
+    started = run(ViT(TINY.replace(head_init="truncated_normal")), images(TINY))
     assert np.abs(started).max() > 0
 
 
 def test_model_classifier_activation_gives_probabilities():
     model = tiny_model(classifier_activation="softmax")
     logits = tiny_model()
-    y = model.predict(images(TINY), verbose=0)
+    y = run(model, images(TINY))
     np.testing.assert_allclose(y.sum(-1), 1.0, atol=1e-5)
-    expected = to_numpy(keras.ops.softmax(logits.predict(images(TINY), verbose=0)))
+    expected = to_numpy(keras.ops.softmax(run(logits, images(TINY))))
     np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
@@ -89,7 +105,7 @@ def test_model_is_random_only_in_training(rate):
     x = images(TINY)
     for path, value in arrays(plain).items():
         next(v for v in model.weights if v.path == path).assign(value)
-    np.testing.assert_array_equal(model.predict(x, verbose=0), plain.predict(x, verbose=0))
+    np.testing.assert_array_equal(run(model, x), run(plain, x))
     first, second = (to_numpy(model(x, training=True)) for _ in range(2))
     assert np.abs(first - second).max() > 0
 
@@ -98,7 +114,7 @@ def test_model_is_random_only_in_training(rate):
 def test_model_mixed_precision_is_near_float32(dtype):
     exact, mixed = tiny_model(), tiny_model(dtype=dtype)
     x = images(TINY)
-    y, z = exact.predict(x, verbose=0), mixed.predict(x, verbose=0)
+    y, z = run(exact, x), run(mixed, x)
     assert z.dtype == "float32"
     tolerance = 0.1 if dtype == "mixed_bfloat16" else 0.02
     assert 0 < np.abs(y - z).max() < tolerance * np.abs(y).max()
@@ -126,24 +142,20 @@ def test_features_stack_any_head():
     assert backbone.output_shape == (None, 20)
     new = keras.Model(backbone.input, keras.layers.Dense(7)(backbone.output))
     x = images(TINY)
-    assert new.predict(x, verbose=0).shape == (3, 7)
+    assert run(new, x).shape == (3, 7)
     model.blocks[0].mlp.dense_1.kernel.assign(np.zeros((20, 28)))  # shared, not copied
-    np.testing.assert_allclose(backbone.predict(x, verbose=0), ViT_features(model, x), atol=1e-5)
-
-
-def ViT_features(model, x):
-    return model.features("tokens").predict(x, verbose=0)[:, 0]
+    np.testing.assert_allclose(run(backbone, x), run(model.features("tokens"), x)[:, 0], atol=1e-5)
 
 
 def test_features_of_blocks():
     model = tiny_model("registers")
     x = images(model.config)
-    one = model.features(blocks=-1).predict(x, verbose=0)
-    first, last = model.features(blocks=[0, 1]).predict(x, verbose=0)
+    one = run(model.features(blocks=-1), x)
+    first, last = run(model.features(blocks=[0, 1]), x)
     assert one.shape == (3, 9, 20)
     np.testing.assert_array_equal(one, last)
     np.testing.assert_allclose(to_numpy(model.blocks[1](first)), last, atol=1e-5)
-    grids = model.features(blocks=[0, 1], grid=True).predict(x, verbose=0)
+    grids = run(model.features(blocks=[0, 1], grid=True), x)
     np.testing.assert_array_equal(grids[1].reshape(3, 6, 20), last[:, 3:])
 
 
@@ -178,16 +190,16 @@ def test_resized_keeps_everything_but_the_table(kind, image_size):
         if not path.startswith("position_embedding/"):
             np.testing.assert_array_equal(old[path], new[path])
     assert [v.path for v in larger.trainable_weights] == [v.path for v in model.trainable_weights]
-    assert np.isfinite(larger.predict(images(larger.config), verbose=0)).all()
+    assert np.isfinite(run(larger, images(larger.config))).all()
 
 
 def test_resized_to_the_same_size_is_bitwise_the_same():
     model = tiny_model()
     x = images(TINY)
     same = model.resized((24, 16))
-    np.testing.assert_array_equal(same.predict(x, verbose=0), model.predict(x, verbose=0))
+    np.testing.assert_array_equal(run(same, x), run(model, x))
     same.blocks[0].mlp.dense_1.bias.assign(np.ones(28))  # a copy, not the same arrays
-    assert np.abs(same.predict(x, verbose=0) - model.predict(x, verbose=0)).max() > 0
+    assert np.abs(run(same, x) - run(model, x)).max() > 0
 
 
 @pytest.mark.parametrize("interpolation", ["google", "timm", "torchvision"])
@@ -248,9 +260,9 @@ def test_resized_refuses_wrong_sizes_and_changed_layers():
 def test_lora_trains_only_itself_and_the_head():
     model = tiny_model()
     x, y = images(TINY, 4), np.array([0, 1, 2, 0])
-    before = model.predict(x, verbose=0)
+    before = run(model, x)
     model.enable_lora(2, ("query", "key", "value", "attention_output", "mlp"))
-    np.testing.assert_allclose(model.predict(x, verbose=0), before, atol=1e-5)
+    np.testing.assert_allclose(run(model, x), before, atol=1e-5)
     frozen = {v.path: to_numpy(v.value) for v in model.non_trainable_weights}
     for v in model.trainable_weights:
         assert "lora" in v.path or v.path.endswith("bias") or v.path.startswith("head/"), v.path
@@ -260,7 +272,7 @@ def test_lora_trains_only_itself_and_the_head():
     for v in model.non_trainable_weights:
         if v.path in frozen and "seed" not in v.path:
             np.testing.assert_array_equal(to_numpy(v.value), frozen[v.path])
-    assert np.abs(model.predict(x, verbose=0) - before).max() > 0
+    assert np.abs(run(model, x) - before).max() > 0
 
 
 def test_lora_refuses_unknown_targets():

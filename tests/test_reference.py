@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import reference
-from conformance import KINDS, arrays, images, tiny_model
+from conformance import KINDS, arrays, images, run, tiny_model
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_equals_the_paper(kind):
     model = tiny_model(kind)
     x = images(model.config)
-    y = model.predict(x, verbose=0)
+    y = run(model, x)
     expected = reference.forward(model.config, arrays(model), x)
     np.testing.assert_allclose(y, expected, atol=1e-5 * max(1, np.abs(expected).max()))
 
@@ -47,7 +47,7 @@ def test_model_follows_every_term(kind, field, value):
     model = tiny_model(kind)
     x = images(model.config)
     other = model.config.replace(**{field: value})
-    difference = np.abs(reference.forward(other, arrays(model), x) - model.predict(x, verbose=0))
+    difference = np.abs(reference.forward(other, arrays(model), x) - run(model, x))
     assert difference.max() > 1e-5
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from conformance import KINDS, TINY, images, randomise, tiny_model
+from conformance import KINDS, TINY, images, randomise, run, tiny_model
 
 from keras_vit import ViT
 
@@ -18,7 +18,7 @@ folder = sys.argv[1]
 x = np.load(folder + "/x.npy")
 for name in sys.argv[2:]:
     model = keras.saving.load_model(f"{folder}/{name}.keras", safe_mode=True)
-    np.save(f"{folder}/{name}.again.npy", model.predict(x, verbose=0))
+    np.save(f"{folder}/{name}.again.npy", keras.ops.convert_to_numpy(model(x)))
     print(name, type(model).__module__, model.config.depth)
 """
 
@@ -53,7 +53,7 @@ def test_keras_file_is_bitwise_the_same_in_a_fresh_process(tmp_path):
     models = {"plain": plain, "quantised": quantised, "lora": lora}
     before = {}
     for name, model in models.items():
-        before[name] = model.predict(x, verbose=0)
+        before[name] = run(model, x)
         model.save(tmp_path / f"{name}.keras")
     after = dict(zip(models, in_a_fresh_process(tmp_path, *models), strict=True))
     np.testing.assert_array_equal(after["plain"], before["plain"])
@@ -67,11 +67,11 @@ def test_keras_file_is_bitwise_the_same_in_a_fresh_process(tmp_path):
 def test_weights_file_is_bitwise_the_same(kind, tmp_path):
     model, other = tiny_model(kind), tiny_model(kind, seed=7)
     x = images(model.config)
-    y = model.predict(x, verbose=0)
-    assert np.abs(other.predict(x, verbose=0) - y).max() > 1e-3
+    y = run(model, x)
+    assert np.abs(run(other, x) - y).max() > 1e-3
     model.save_weights(tmp_path / "m.weights.h5")
     other.load_weights(tmp_path / "m.weights.h5")
-    np.testing.assert_array_equal(other.predict(x, verbose=0), y)
+    np.testing.assert_array_equal(run(other, x), y)
 
 
 def test_weights_file_of_another_shape_is_refused(tmp_path):
@@ -85,16 +85,16 @@ def test_weights_file_of_another_shape_is_refused(tmp_path):
 def test_int8_is_near_the_model_and_survives(dtype, tmp_path):
     model = randomise(ViT(TINY, dtype=dtype), scale=0.2)
     x = images(TINY, 8)
-    exact = model.predict(x, verbose=0)
+    exact = run(model, x)
     model.quantize("int8")
-    quantised = model.predict(x, verbose=0)
+    quantised = run(model, x)
     assert 0 < np.abs(quantised - exact).max() < 0.1 * np.abs(exact).max()
     assert model.blocks[0].attention.query_dense.quantization_mode == "int8"
     model.save(tmp_path / "q.keras")
     again = keras.saving.load_model(tmp_path / "q.keras")
     assert again.blocks[0].attention.query_dense.quantization_mode == "int8"
     assert again.blocks[0].attention.query_dense._kernel.dtype == "int8"
-    np.testing.assert_array_equal(again.predict(x, verbose=0), quantised)
+    np.testing.assert_array_equal(run(again, x), quantised)
 
 
 def test_a_model_keeps_its_policy_name_and_flags(tmp_path):
@@ -114,6 +114,6 @@ def test_features_and_nested_models_are_saved(tmp_path):
     for i, saved in enumerate((grid, nested)):
         saved.save(tmp_path / f"{i}.keras")
         again = keras.saving.load_model(tmp_path / f"{i}.keras")
-        expected, got = (m.predict(x, verbose=0) for m in (saved, again))
+        expected, got = (run(m, x) for m in (saved, again))
         for a, b in zip(expected, got, strict=True):
             np.testing.assert_array_equal(a, b)

@@ -76,7 +76,7 @@ def read(header: Header) -> Reading:
     inner = header.shape(f"{block}.{query}.weight", 2)[0]
     scaled = f"{block}.{SCALES[0]}" in header.shapes
     pooler = header.shapes.get("pooler.dense.weight")
-    used = pooler and not head and not teacher and not header.given.get("num_classes")
+    used = not head and not teacher and not header.given.get("num_classes")
     fields = {
         "image_size": (grid[0] * ph, grid[1] * pw),
         "patch_size": (ph, pw),
@@ -91,7 +91,7 @@ def read(header: Header) -> Reading:
         "layer_scale": stated.pop("layer_scale", 1.0) if scaled else None,
         "num_registers": count,
         # ViTModel ends in its pooler; a classifier reads the class token past it.
-        "representation_size": pooler[0] if used else None,
+        "representation_size": pooler[0] if pooler and used else None,
         "num_classes": head[0] if head else 0,
         "interpolation": "huggingface",
     }

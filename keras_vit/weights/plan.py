@@ -94,7 +94,7 @@ def _refuse(format: Format, header: Header) -> None:
 
 
 def _source(reading: Reading, about: Mapping[str, Any]) -> ViTConfig:
-    fields = reading.fields | about
+    fields = {**reading.fields, **about}
     labels = fields.get("labels")
     if labels is not None and len(labels) != fields["num_classes"]:
         fields = fields | {"labels": None}

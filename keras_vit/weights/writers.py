@@ -39,9 +39,7 @@ def write_npz(
             for name in arrays:
                 if rule := broken_name(f"{name}.npy"):
                     raise ValueError(f"arrays must {rule}. Received: name={name!r}")
-                array, dtype = _standard(name, arrays[name])
-                if dtype == "bfloat16":
-                    array = array.view("V2")
+                array, _ = _standard(name, arrays[name])
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, (1, 0), allow_pickle=False)
 

@@ -229,6 +229,14 @@ def test_npz_with_a_comment_is_refused(tmp_path):
     refuse(path, "nothing cut off or appended")
 
 
+def test_npz_with_members_inside_one_another_is_refused(tmp_path):
+    path = archive(tmp_path / "x.npz", ("a.npy", npy()), ("b.npy", npy((999,))))
+    content = path.read_bytes()
+    entry = content.index(b"PK\1\2")
+    patched(path, entry + 20, struct.pack("<LL", entry - 35, entry - 35))
+    refuse(path, "do not overlap")
+
+
 def test_npz_member_that_reaches_into_the_directory_is_refused(tmp_path):
     path = archive(tmp_path / "x.npz", ("a.npy", npy((8,), data=bytes(12))))
     entry = path.read_bytes().index(b"PK\1\2")

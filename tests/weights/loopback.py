@@ -67,9 +67,8 @@ class Server:
         path = unquote(urlsplit(handler.path).path)
         wanted = handler.headers.get("Range")
         self.requests.append((handler.command, handler.path, wanted))
-        file = self.files.get(
-            path, File(b"", status=404, headers={"X-Error-Code": "EntryNotFound"})
-        )
+        code = "RepoNotFound" if path.startswith("/api/") else "EntryNotFound"
+        file = self.files.get(path, File(b"", status=404, headers={"X-Error-Code": code}))
         if file.silent:
             self.closing.wait(30)
             return

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, torch_logits
+from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -58,6 +58,7 @@ def test_huggingface_names_in_memory_are_read(tmp_path, kind, prefix):
     )
 
 
+@one_backend
 def test_huggingface_epsilon_default_is_1e_12(tmp_path):
     _, folder = saved(tmp_path, "ViTForImageClassification")
     assert inspect(folder).config.norm_epsilon == 1e-12
@@ -66,6 +67,7 @@ def test_huggingface_epsilon_default_is_1e_12(tmp_path):
     assert inspect(folder).config.norm_epsilon == 1e-6
 
 
+@one_backend
 def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
     source, folder = saved(tmp_path, "ViTModel", pooler_output_size=6)
     model = keras_vit.from_pretrained(folder)
@@ -119,6 +121,7 @@ def test_huggingface_mae_decoder_is_dropped(tmp_path):
     assert reasons == {"the decoder of masked training"}
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
@@ -146,6 +149,7 @@ def test_huggingface_resolution_equals_source(tmp_path, kind, size):
     assert np.abs(logits(other, pictures) - expected).max() > 1e-3
 
 
+@one_backend
 def test_huggingface_labels_and_pixels_come_along(tmp_path):
     _, folder = saved(tmp_path, "ViTForImageClassification")
     config = json.loads((folder / "config.json").read_text())
@@ -177,6 +181,7 @@ def test_huggingface_unknown_activation_is_named(tmp_path):
 WRITTEN = [k for k in KINDS if k.startswith("ViT")]
 
 
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_huggingface_round_trip_is_bitwise(tmp_path, kind):
     from safetensors.numpy import load_file
@@ -188,6 +193,7 @@ def test_huggingface_round_trip_is_bitwise(tmp_path, kind):
     sources.assert_same_file(back / "model.safetensors", arrays)
 
 
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_huggingface_loads_what_we_write(tmp_path, kind):
     import transformers

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, torch_logits
+from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -67,6 +67,7 @@ def test_timm_config_json_says_what_arrays_do_not(tmp_path, kind):
     np.testing.assert_allclose(logits(model, pictures), torch_logits(source, pictures), atol=1e-5)
 
 
+@one_backend
 def test_timm_config_json_brings_pixels_and_labels(tmp_path):
     cfg = {
         "mean": [0.1, 0.2, 0.3],
@@ -85,6 +86,7 @@ def test_timm_config_json_brings_pixels_and_labels(tmp_path):
     assert inspect(folder, num_heads=5, num_classes=2).config.labels is None
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("fields", "size"),
     [({}, 40), ({}, (16, 56)), ({"no_embed_class": True, "reg_tokens": 2}, 32)],
@@ -103,6 +105,7 @@ def test_timm_resolution_equals_source(tmp_path, fields, size):
     assert np.abs(logits(other, pictures) - expected).max() > 1e-3
 
 
+@one_backend
 @pytest.mark.parametrize("channels", [1, 4, 10])
 def test_timm_channels_equal_adapt_input_conv(tmp_path, channels, caplog):
     import torch
@@ -203,6 +206,7 @@ def test_timm_distilled_trunk_equals_source(tmp_path):
     }
 
 
+@one_backend
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -227,6 +231,7 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
     np.testing.assert_allclose(logits(model, images()), tokens.mean(1).numpy(), atol=1e-5)
 
 
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_timm_round_trip_is_bitwise(tmp_path, kind):
     arrays = sources.state(sources.timm_vit(**KINDS[kind]))
@@ -236,6 +241,7 @@ def test_timm_round_trip_is_bitwise(tmp_path, kind):
     sources.assert_same_file(folder / "model.safetensors", arrays)
 
 
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_timm_loads_what_we_write(tmp_path, kind):
     import timm
