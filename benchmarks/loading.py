@@ -34,7 +34,7 @@ def main():
         }
         for file in loading_worker.FILES:
             for contender in loading_worker.CONTENDERS[file]:
-                for backend in _backends(contender, options.backends):
+                for backend in _backends(file, contender, options.backends):
                     row = _row(file, contender, backend, folder, options.rounds)
                     record["rows"].append(row)
                     _write(options.json, record)
@@ -59,15 +59,17 @@ def _options():
     return parser.parse_args()
 
 
-def _backends(contender, backends):
+def _backends(file, contender, backends):
     """Those to measure a contender on; None is one that has none."""
-    if contender in loading_worker.READERS:
+    if contender in loading_worker.READERS or (file, contender) in loading_worker.NO_LOADER:
         return (None,)
     return backends if contender in ("keras_vit", "keras_hub") else ("torch",)
 
 
 def _row(file, contender, backend, folder, rounds):
     row = {"file": file, "contender": contender, "backend": backend, "status": "not installed"}
+    if (file, contender) in loading_worker.NO_LOADER:
+        return row | {"status": "none: no loader"}
     package = contender if contender not in loading_worker.READERS else "numpy"
     if any(n and importlib.util.find_spec(n) is None for n in (package, backend)):
         return row

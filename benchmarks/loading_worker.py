@@ -19,10 +19,12 @@ FILES = (GOOGLE, TIMM, FOLDER)
 READERS = ("numpy.load", "safetensors.safe_open", "open_arrays")
 """Every array once, one after another, into memory."""
 CONTENDERS = {
-    GOOGLE: ("numpy.load", "open_arrays", "keras_vit", "timm"),  # KerasHub reads no .npz
-    TIMM: ("safetensors.safe_open", "open_arrays", "keras_vit", "timm"),  # nor timm's ViT
+    GOOGLE: ("numpy.load", "open_arrays", "keras_vit", "timm", "keras_hub"),
+    TIMM: ("safetensors.safe_open", "open_arrays", "keras_vit", "timm", "keras_hub"),
     FOLDER: ("keras_vit", "keras_hub", "transformers"),
 }
+NO_LOADER = {(GOOGLE, "keras_hub"), (TIMM, "keras_hub")}
+"""KerasHub reads no .npz, and of timm's files not the ViT's."""
 STATUS = pathlib.Path("/proc/self/status")
 
 

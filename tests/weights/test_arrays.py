@@ -2,6 +2,7 @@
 
 import json
 import struct
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -104,6 +105,20 @@ def test_open_arrays_reads_what_numpy_and_safetensors_write(tmp_path, sample):
         got = read(tmp_path / name)
         assert got.keys() == sample.keys()
         assert all(same(got[k], sample[k]) for k in sample), name
+
+
+@pytest.mark.parametrize("limit", [0, 1500, 1 << 31])
+def test_npz_of_any_size_is_read(tmp_path, sample, monkeypatch, limit):
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", limit)  # from where zipfile writes 64-bit sizes
+    arrays.write_npz(tmp_path / "x.npz", sample)
+    monkeypatch.undo()
+    content = (tmp_path / "x.npz").read_bytes()
+    assert (b"PK\6\6" in content) == (limit < 1 << 31)
+    got = read(tmp_path / "x.npz")
+    assert all(same(got[k], sample[k]) for k in sample)
+    (tmp_path / "x.npz").write_bytes(content[:-23] + content[-22:])  # within the last records
+    with pytest.raises(Refused):
+        arrays.open_arrays(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
