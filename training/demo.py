@@ -34,7 +34,7 @@ def digits_config() -> keras_vit.ViTConfig:
         position_embedding="sincos_2d",
         class_token=False,
         pooling="mean",
-        drop_path=0.2,
+        drop_path=0.1,
         patch_dropout=0.25,  # with 1,437 pictures, nothing helps more
     )
 
@@ -60,10 +60,10 @@ def train_digits(epochs: int = 40, verbose: str | int = "auto"):
     steps = epochs * -(-len(x) // batch)
     model = keras_vit.ViT(config, name="digits")
     schedule = keras.optimizers.schedules.CosineDecay(
-        0.0, steps - steps // 10, warmup_target=1e-3, warmup_steps=steps // 10
+        0.0, steps - steps // 10, warmup_target=2e-3, warmup_steps=steps // 10
     )
     model.compile(
-        keras.optimizers.AdamW(schedule, weight_decay=0.05),
+        keras.optimizers.AdamW(schedule, weight_decay=0.2),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
