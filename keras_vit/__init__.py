@@ -1,5 +1,8 @@
 """keras_vit: the Vision Transformer for Keras 3, on TensorFlow, JAX and PyTorch."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from keras_vit import layers, preprocessing
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
@@ -21,8 +24,10 @@ from keras_vit.variants import (
     vit_so400m14,
     vit_ti16,
 )
-from keras_vit.weights.load import from_pretrained
-from keras_vit.weights.save import save_pretrained
+
+if TYPE_CHECKING:
+    from keras_vit.weights.load import from_pretrained
+    from keras_vit.weights.save import save_pretrained
 
 __version__ = "0.1.0"
 
@@ -50,3 +55,13 @@ __all__ = [
     "vit_so400m14",
     "vit_ti16",
 ]
+
+# What reads and writes checkpoints is imported when it is first asked for.
+_LATER = {"from_pretrained": "keras_vit.weights.load", "save_pretrained": "keras_vit.weights.save"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")
+    globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return globals()[name]
