@@ -93,9 +93,7 @@ class _Transfer:
         for attempt in range(ATTEMPTS):
             before = self.received
             try:
-                self._connect()
-                assert self.part is not None
-                return self.part
+                return self._connect()
             except _Interrupted as interruption:
                 if attempt == ATTEMPTS - 1 or self.received <= before:
                     raise self._given_up(interruption) from interruption.__cause__
@@ -103,11 +101,11 @@ class _Transfer:
             time.sleep(PAUSE)
         raise AssertionError  # the last attempt returns or raises
 
-    def _connect(self) -> None:
+    def _connect(self) -> Path:
         """Asks for what is missing and writes it down, or raises `_Interrupted`."""
         start = self.received if self._is_versioned else 0
         if self.part and self.part.name.startswith(f"{self.final.name}.{start}-"):
-            return  # killed between its last byte and its final name
+            return self.part  # killed between its last byte and its final name
         try:
             response = self._open(start)
         except HTTPError as error:
@@ -126,8 +124,8 @@ class _Transfer:
                 self._drop()
             self.part = part
             self._check_room(total, start)
-            self._receive(response, start, total)
-        return None
+            self._receive(response, part, start, total)
+        return part
 
     def _open(self, start: int) -> Any:
         headers = {"Accept-Encoding": "identity", "User-Agent": "keras_vit"}
@@ -187,10 +185,9 @@ class _Transfer:
                 )
             )
 
-    def _receive(self, response: Any, start: int, total: int | None) -> None:
+    def _receive(self, response: Any, part: Path, start: int, total: int | None) -> None:
         from huggingface_hub.utils import tqdm
 
-        assert self.part is not None
         bar = tqdm(
             total=total,
             initial=start,
@@ -200,7 +197,7 @@ class _Transfer:
             name="keras_vit.download",
             disable=None,  # no bar where nobody watches
         )
-        with self.part.open("ab" if start else "wb") as file, bar:
+        with part.open("ab" if start else "wb") as file, bar:
             while True:
                 try:
                     chunk = response.read1(CHUNK)

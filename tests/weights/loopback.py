@@ -3,14 +3,22 @@
 import contextlib
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+
 COMMIT = "c0ffee" + "0" * 34
+ROOT = Path(__file__).parents[2]
+DATA = np.random.default_rng(7).bytes(50_021)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+REPO = {"config.json": b'{"a": 1}', "preprocessor_config.json": b"{}", "model.safetensors": DATA}
 
 
 @dataclass
@@ -159,3 +167,18 @@ def running(server: Server) -> Iterator[Server]:
         server.http.shutdown()
         server.http.server_close()
         thread.join()
+
+
+def left(folder: Path) -> list[str]:
+    """What is in a cache, locks apart."""
+    return sorted(
+        p.name
+        for p in folder.rglob("*")
+        if p.is_file() and p.suffix != ".lock" and p.name[0] != "."
+    )
+
+
+def closed_port() -> int:
+    with contextlib.closing(socket.socket()) as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]

@@ -1,0 +1,37 @@
+"""Servers with faults, for the tests of fetching."""
+
+import pytest
+from loopback import DATA, File, Hub, Server, running
+
+from keras_vit.weights import download
+
+
+@pytest.fixture
+def quick_downloads(monkeypatch, tmp_path):
+    """No waiting between attempts, caches of our own, and the network allowed."""
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setattr(download, "CHUNK", 4096)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+@pytest.fixture
+def server():
+    with running(Server()) as server:
+        server.files["/a/model.npz"] = File(DATA)
+        yield server
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A Hub, and huggingface_hub made to use it; what HF_ENDPOINT sets when it is imported."""
+    from huggingface_hub import constants
+
+    with running(Hub()) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+        yield hub
