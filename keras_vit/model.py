@@ -333,9 +333,7 @@ def _head(x, config: ViTConfig, policy):
 
 
 def _norm(config: ViTConfig, policy):
-    return keras.layers.LayerNormalization(
-        epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm"
-    )
+    return layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
 
 
 def _resample(path: str, value, old: ViTConfig, new: ViTConfig):

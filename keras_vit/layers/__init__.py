@@ -3,6 +3,7 @@
 from keras_vit.layers.attention import MultiHeadAttention
 from keras_vit.layers.class_token import ClassToken
 from keras_vit.layers.encoder_block import EncoderBlock
+from keras_vit.layers.layer_norm import LayerNormalization
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.patch_dropout import PatchDropout
@@ -15,6 +16,7 @@ __all__ = [
     "MLP",
     "ClassToken",
     "EncoderBlock",
+    "LayerNormalization",
     "LayerScale",
     "MultiHeadAttention",
     "PatchDropout",

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_vit.layers.layer_norm import LayerNormalization
+
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MultiHeadAttention(keras.layers.MultiHeadAttention):
@@ -67,9 +69,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
             self.key_norm = self._norm("key_norm")
 
     def _norm(self, name):
-        return keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
-        )
+        return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
 
     def build(self, query_shape, value_shape, key_shape=None):
         super().build(query_shape, value_shape, key_shape)

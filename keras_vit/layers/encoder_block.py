@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.attention import MultiHeadAttention
+from keras_vit.layers.layer_norm import LayerNormalization
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 
@@ -127,9 +128,7 @@ class EncoderBlock(keras.layers.Layer):
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
 
     def _norm(self, name):
-        return keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
-        )
+        return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
 
     def _drop_path(self, name):
         return keras.layers.Dropout(

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_vit.layers.layer_norm import LayerNormalization
+
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Patches(keras.layers.Layer):
@@ -62,10 +64,10 @@ class Patches(keras.layers.Layer):
             name="projection",
         )
         if norm:
-            self.norm_before = keras.layers.LayerNormalization(
+            self.norm_before = LayerNormalization(
                 epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm_before"
             )
-            self.norm_after = keras.layers.LayerNormalization(
+            self.norm_after = LayerNormalization(
                 epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm_after"
             )
 

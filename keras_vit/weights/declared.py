@@ -29,6 +29,9 @@ DTYPES: dict[str, np.dtype] = {
 DTYPES["bfloat16"] = np.dtype("uint16")  # NumPy has none; `decode` makes float32 of it
 
 
+ALIGNMENT = 64
+
+
 class Refused(ValueError):
     """A weight file breaks a rule; the message names the file, the member, the rule."""
 
@@ -65,6 +68,13 @@ def declare(path: os.PathLike, name: str, shape: Sequence[int], dtype: str) -> D
         rule = f"declare arrays of at most {MAX_BYTES} bytes"
         raise refusal(path, rule, member=name, shape=shape)
     return Declared(tuple(shape), dtype)
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Bytes to fill, at an address that TensorFlow and JAX take over without a copy."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
 
 
 def decode(raw: np.ndarray, dtype: str) -> np.ndarray:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
@@ -237,7 +238,10 @@ def _read(file: arrays.Arrays, plan: Plan, name: str) -> np.ndarray:
 def _assign(model: ViT, file: arrays.Arrays, plan: Plan) -> None:
     variables = {weight.path: weight for weight in model.weights}
     wrong: list[str] = []
-    for values, bad in _ahead(_values(file, plan)):
+    rows = _values(file, plan)
+    if keras.backend.backend() == "tensorflow":  # it copies twice what the others take over
+        rows = _ahead(rows)
+    for values, bad in rows:
         wrong += [line for line in bad if line not in wrong]
         for path, value in values if not wrong else ():
             variables[path].assign(adapt.adapted(path, value, plan.source, plan.target))

@@ -16,7 +16,15 @@ from typing import IO, BinaryIO
 import numpy as np
 
 from keras_vit.weights import pickles
-from keras_vit.weights.declared import DTYPES, Declared, declare, decode, refusal, refused_as
+from keras_vit.weights.declared import (
+    DTYPES,
+    Declared,
+    aligned,
+    declare,
+    decode,
+    refusal,
+    refused_as,
+)
 
 MAX_DIRECTORY = 4 << 20
 """Bytes the zip directory may take: 4 MiB, room for some 30,000 arrays."""
@@ -26,7 +34,7 @@ MAX_INFLATION = 20
 """How many times its own size a compressed file may declare; trained weights reach 1.1."""
 SMALL = 16 << 20
 """Bytes that a file may declare at any inflation: a tiny model of zeros is no bomb."""
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 
 BROKEN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError),
@@ -76,7 +84,7 @@ class NpzReader:
         """
         declared, member = self.declared[name], self._members[name]
         dtype, fortran = self._layouts[name]
-        array = np.empty(declared.nbytes, np.uint8)
+        array = aligned(declared.nbytes)
         rule = "hold every array whole and unchanged"
         with refused_as(self.path, rule, BROKEN, member=member.filename):
             with self._zip.open(member) as stream:
