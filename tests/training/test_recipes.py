@@ -1,0 +1,171 @@
+"""Every recipe: its schedule, what decays, what is done to pictures, a few steps of training."""
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from training import recipes
+from training.data import train_batches
+from training.fit import build_model, compile_model
+from training.optimizers import decays, make_optimizer, make_schedule
+from training.recipe import Augment
+from training.sources import Source
+from training.splits import IndexedSplit
+
+IMAGENET = dict(num_examples=1_281_167, classes=1000, shape=(None, None, 3))
+SETS = {
+    "digits": dict(num_examples=1437, classes=10, shape=(8, 8, 1)),
+    "fashion_mnist": dict(num_examples=60_000, classes=10, shape=(28, 28, 1)),
+    "cifar10_scratch": dict(num_examples=50_000, classes=10, shape=(32, 32, 3)),
+    "cifar10_finetune": dict(num_examples=49_000, classes=10, shape=(32, 32, 3)),
+    "cifar100_finetune": dict(num_examples=49_000, classes=100, shape=(32, 32, 3)),
+    "flowers_finetune": dict(num_examples=1020, classes=102, shape=(None, None, 3)),
+    "imagenet1k_vit_s16": {**IMAGENET, "num_examples": 1_268_355},
+    "imagenet1k_deit_s16": IMAGENET,
+    "imagenet1k_deit3_b16": IMAGENET,
+    "augreg_vit_b16": {**IMAGENET, "num_examples": 1_268_355},
+    "folder": dict(num_examples=500, classes=4, shape=(None, None, 3)),
+}
+# Steps of the whole run, the end of warm-up, the peak and what is left of it at the last step.
+RATES = {
+    "digits": (1796, 180, 2e-3, 0.0),
+    "fashion_mnist": (5625, 300, 1e-2, 0.0),
+    "cifar10_scratch": (12_500, 400, 1e-2, 0.0),
+    "cifar10_finetune": (10_000, 500, 0.03, 0.0),
+    "cifar100_finetune": (10_000, 500, 0.03, 0.0),
+    "flowers_finetune": (500, 100, 0.03, 0.0),
+    "imagenet1k_vit_s16": (111_477, 10_000, 1e-3, 0.0),
+    "imagenet1k_deit_s16": (375_342, 6255, 1e-3, 1e-5),
+    "imagenet1k_deit3_b16": (500_456, 3130, 3e-3, 0.0),
+    "augreg_vit_b16": (92_897, 10_000, 1e-3, 0.0),
+    "folder": (312, 50, 1e-4, 0.0),
+}
+FINETUNE = Augment(crop="inception", crop_area=(0.05, 1.0), flip=True)
+AUGMENT = {
+    "digits": Augment(),
+    "fashion_mnist": Augment(crop="pad", crop_padding=2, flip=True),
+    "cifar10_scratch": Augment(
+        crop="pad", flip=True, rand_augment_layers=1, rand_augment_magnitude=7, mixup=0.2
+    ),
+    "cifar10_finetune": FINETUNE,
+    "cifar100_finetune": FINETUNE,
+    "flowers_finetune": FINETUNE,
+    "imagenet1k_vit_s16": dataclasses.replace(
+        FINETUNE, rand_augment_layers=2, rand_augment_magnitude=10, mixup=0.2
+    ),
+    "imagenet1k_deit_s16": Augment(
+        crop="inception",
+        flip=True,
+        rand_augment_layers=2,
+        rand_augment_magnitude=9,
+        erasing=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+        repeats=3,
+    ),
+    "imagenet1k_deit3_b16": Augment(
+        crop="inception",
+        flip=True,
+        three_augment=True,
+        color_jitter=0.3,
+        mixup=0.8,
+        cutmix=1.0,
+        repeats=3,
+    ),
+    "augreg_vit_b16": dataclasses.replace(
+        FINETUNE, rand_augment_layers=2, rand_augment_magnitude=20, mixup=0.8
+    ),
+    "folder": Augment(crop="inception", crop_area=(0.3, 1.0), flip=True),
+}
+# Nothing else decays, in any recipe, and SGD's have no decay at all.
+KERNELS = {"patches", "query", "key", "value", "attention_output", "dense_1", "dense_2", "head"}
+
+
+def test_every_recipe_is_described():
+    assert tuple(SETS) == tuple(RATES) == tuple(AUGMENT) == recipes.NAMES
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_learning_rate(name):
+    recipe = recipes.load(name)
+    steps, warmup, peak, last = RATES[name]
+    assert recipe.steps(SETS[name]["num_examples"]) == steps
+    schedule = make_schedule(recipe.schedule, recipe.optimizer.learning_rate, steps)
+    rate = [float(schedule(step)) for step in (0, warmup // 2, warmup, steps - 1)]
+    assert rate == pytest.approx([0, peak * (warmup // 2) / warmup, peak, last], rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_augmentation(name):
+    assert recipes.load(name).augment == AUGMENT[name]
+
+
+def small(name):
+    """The recipe with its own data shapes, batch statistics and kinds, but a tiny model."""
+    recipe = recipes.load(name)
+    config = {
+        **recipe.model.config,
+        **{"width": 8, "depth": 2, "num_heads": 2, "mlp_dim": 12},
+        "patch_size": 2 if name == "digits" else 4 if recipe.model.variant is None else 32,
+    }
+    if recipe.model.variant:  # a factory's size is what its name says
+        config.setdefault("image_size", 224)
+    if "representation_size" in config:
+        config["representation_size"] = 8
+    model = dataclasses.replace(recipe.model, variant=None, weights=None, config=config)
+    run = dataclasses.replace(recipe.run, batch_size=6, epochs=None, steps=3)
+    schedule = dataclasses.replace(recipe.schedule, warmup_steps=1)
+    return dataclasses.replace(recipe, model=model, run=run, schedule=schedule)
+
+
+def mock(name, count=12):
+    """Random pictures of the set's shapes; those without one shape are JPEG files."""
+    classes, (height, width, channels) = SETS[name]["classes"], SETS[name]["shape"]
+    rng = np.random.default_rng(0)
+    if height is None:
+        images = []
+        for i in range(count):
+            pixels = rng.integers(0, 256, (50 + i, 70 - i, channels), dtype=np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "JPEG")
+            images.append(file.getvalue())
+    else:
+        images = rng.integers(0, 256, (count, height, width, channels), dtype=np.uint8)
+    split = IndexedSplit(images, rng.integers(0, classes, count))
+    return Source(name, None, classes, (height, width, channels), split, split)
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_trains_on_mock_data(name):
+    recipe, source = small(name), mock(name)
+    model = build_model(recipe, source)
+    compile_model(model, recipe, 3)
+    before = [np.array(w) for w in model.trainable_weights]
+    batches = train_batches(source, model.config, recipe.augment, recipe.run.batch_size, seed=0)
+    losses = model.fit(batches, steps_per_epoch=1, epochs=3, verbose=0, shuffle=False).history
+    assert np.isfinite(losses["loss"]).all()
+    moved = [not np.array_equal(a, w) for a, w in zip(before, model.trainable_weights, strict=True)]
+    assert any(moved)
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_decay(name):
+    recipe = small(name)
+    model = build_model(recipe, mock(name))
+    kept = {path.split("/")[-2] for path, decay in decays(model).items() if decay}
+    extra = {"pre_logits"} if recipe.model.config.get("representation_size") else set()
+    assert {part for part in kept if part != "projection"} <= KERNELS | extra
+    assert KERNELS - {"patches"} <= kept
+    optimizer = make_optimizer(recipe, model, 3)
+    optimizer.build(model.trainable_variables)
+    decayed = {v.path for v in model.trainable_variables if optimizer._use_weight_decay(v)}
+    assert decayed == {p for p, decay in decays(model).items() if decay}
+    assert bool(optimizer.weight_decay) == (recipe.optimizer.weight_decay > 0)
+
+
+def test_unknown_recipe_names_the_near_ones():
+    with pytest.raises(ValueError, match="near: cifar10_scratch"):
+        recipes.load("cifar10_scrtch")

@@ -1,0 +1,160 @@
+"""The two commands as a user calls them, on the digits with a tiny model."""
+
+import json
+
+import keras
+import pytest
+
+import keras_vit
+from training import evaluate, recipes, train
+
+TINY = [
+    "model.config.patch_size=4",
+    "model.config.width=16",
+    "model.config.depth=1",
+    "model.config.num_heads=2",
+    "model.config.mlp_dim=24",
+    "schedule.warmup_steps=1",
+    "run.steps=4",
+    "run.batch_size=700",
+]
+
+SMALL = keras_vit.ViTConfig(
+    image_size=8, patch_size=4, in_channels=1, width=16, depth=1, num_heads=2, mlp_dim=24
+)
+
+
+def arguments(folder, *more, settings=TINY):
+    sets = [part for setting in settings for part in ("--set", setting)]
+    return ["--recipe", "digits", "--workdir", str(folder), *sets, *more]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commands") / "run"
+    assert train.main(arguments(folder, "--quiet")) == 0
+    return folder
+
+
+def test_train_says_what_it_does_and_where_things_are(tmp_path, capsys):
+    assert train.main(arguments(tmp_path / "run")) == 0
+    out = capsys.readouterr().out
+    assert "1,437 training and 360 test pictures of 10 classes" in out
+    assert "4 steps of 700 in 2 epochs" in out and keras.backend.backend() in out
+    assert "Test: top-1" in out and f"{tmp_path}/run/model.keras" in out
+    assert "\x08" not in out and "━" not in out  # no bar where nobody watches
+    assert sum("val_accuracy" in line for line in out.splitlines()) == 2
+
+
+def test_quiet_prints_nothing(tmp_path, capsys):
+    assert train.main(arguments(tmp_path / "run", "--quiet")) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "" and (tmp_path / "run" / "report.md").is_file()
+
+
+def test_list_shows_every_recipe_there_is(capsys, monkeypatch):
+    monkeypatch.setattr(recipes, "NAMES", ("digits",))
+    assert train.main(["--list"]) == 0
+    assert capsys.readouterr().out.startswith("digits  Handwritten digits")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--recipe", "digit"], "near: digits"),
+        (["--set", "optimizer.learning_rat=1"], "near: learning_rate"),
+        (["--set", "run.batch_size=9999"], "1 to the 1437 training samples"),
+        (["--set", "data.source=digit"], "data.source must be"),
+        (["--set", "model.config.width=15"], "num_heads must divide width=15"),
+        (["--set", "data.source=folder", "--data", "/no/such/place"], "/no/such/place"),
+    ],
+)
+def test_train_refuses_in_one_line(change, words, tmp_path, capsys):
+    assert train.main(arguments(tmp_path / "run", *change)) == 1
+    printed = capsys.readouterr()
+    last = printed.err.strip().splitlines()[-1]
+    assert last.startswith("training.train: error: ") and words in last
+    assert "Traceback" not in printed.err and printed.out == ""
+
+
+def test_an_unknown_recipe_shows_all(tmp_path, capsys):
+    assert train.main(["--recipe", "zzz", "--workdir", str(tmp_path)]) == 1
+    assert all(name in capsys.readouterr().err for name in recipes.NAMES)
+
+
+def test_a_full_run_folder_is_left_alone(folder, capsys):
+    before = (folder / "model.keras").read_bytes()
+    assert train.main(arguments(folder)) == 1
+    assert "which holds confusion.png, curves.png" in capsys.readouterr().err
+    assert (folder / "model.keras").read_bytes() == before
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path):
+    with pytest.raises(ValueError, match="near: digits"):
+        train.main(["--recipe", "digit", "--workdir", str(tmp_path), "--debug"])
+
+
+@pytest.mark.parametrize("command", [["--recipe", "digits"], ["--workdir", "x"], ["--nonsense"]])
+def test_a_wrong_call_is_code_2(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        train.main(command)
+    assert end.value.code == 2 and "usage:" in capsys.readouterr().err
+
+
+def ask(capsys, *options):
+    assert evaluate.main([*map(str, options), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_evaluate_reaches_what_the_run_reached(folder, capsys):
+    last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+    for options in ([folder], [folder / "model.keras", "--data", "digits"]):
+        for batch in (7, 360, 1000):
+            found = ask(capsys, *options, "--batch", batch)
+            assert found["samples"] == 360
+            assert found["top1"] == pytest.approx(last["val_accuracy"], abs=1e-6)
+            assert found["top5"] == pytest.approx(last["val_top5"], abs=0.01)
+    train_split = ask(capsys, folder, "--split", "train")
+    assert train_split["samples"] == 1437 and train_split["top1"] != found["top1"]
+
+
+def test_evaluate_prints_and_takes_few_shots(folder, capsys):
+    assert evaluate.main([str(folder), "--few-shot", "1", "10"]) == 0
+    out = capsys.readouterr().out
+    assert "360 samples of digits:test" in out and "top1 " in out and "top5 " in out
+    one, ten = (
+        float(line.split()[-1].rstrip("%")) for line in out.splitlines() if "few_shot" in line
+    )
+    assert 0 < one < ten < 100
+
+
+def test_evaluate_takes_any_checkpoint(folder, tmp_path, capsys):
+    model = keras.saving.load_model(folder / "model.keras")
+    path = keras_vit.save_pretrained(model, tmp_path / "hf", format="huggingface")
+    wanted = ask(capsys, folder)
+    assert ask(capsys, path, "--data", "digits")["top1"] == wanted["top1"]
+
+
+def test_evaluate_refuses_in_one_line(folder, tmp_path, capsys):
+    keras_vit.ViT(SMALL.replace(num_classes=3)).save(tmp_path / "three.keras")
+    mixed = SMALL.replace(num_classes=10, labels=tuple("1023456789"))
+    keras_vit.ViT(mixed).save(tmp_path / "mixed.keras")
+    keras.Sequential([keras.Input((3,))]).save(tmp_path / "other.keras")
+    for options, words in (
+        ([folder / "model.keras"], "--data must be given"),
+        ([folder / "no.keras", "--data", "digits"], "no.keras"),
+        ([tmp_path / "three.keras", "--data", "digits"], "the model's 3 classes"),
+        ([tmp_path / "mixed.keras", "--data", "digits"], "classes in the model's order: 1, 0, 2"),
+        ([tmp_path / "other.keras", "--data", "digits"], "model must be a ViT"),
+        ([folder, "--data", tmp_path / "nowhere"], "nowhere"),
+    ):
+        assert evaluate.main([str(option) for option in options]) == 1
+        printed = capsys.readouterr()
+        assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_evaluate_wants_positive_numbers(folder, capsys):
+    for option in (["--batch", "0"], ["--few-shot", "x"]):
+        with pytest.raises(SystemExit) as end:
+            evaluate.main([str(folder), *option])
+        assert end.value.code == 2 and "positive number" in capsys.readouterr().err

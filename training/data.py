@@ -1,0 +1,175 @@
+"""Batches as `fit` and `evaluate` want them, made by tf.data on every backend.
+
+    source = open_source(recipe.Data("tfds:cifar10"))
+    batches = train_batches(source, model.config, recipe.Augment(flip=True), 128, seed=0)
+    model.fit(batches, steps_per_epoch=390, epochs=10)
+
+The seed of a picture's augmentation is (seed, number of the sample), the seed of a batch's mixing
+(seed + 2**32, number of the batch): with the order of `training.splits`, every batch of a run is a
+function of (seed, step).
+"""
+
+import dataclasses
+import logging
+
+import keras
+import tensorflow as tf
+
+from keras_vit import ViTConfig
+from keras_vit.preprocessing import Preprocessing
+from training import recipe
+from training.augment import augment_image, mix_batch, normalise
+from training.sources import Source, open_source
+from training.splits import IndexedSplit, Split
+
+__all__ = ["Source", "Split", "open_source", "test_batches", "train_batches"]
+
+logger = logging.getLogger(__name__)
+
+MIX_SEED = 2**32  # no picture's seed: seeds of a run are smaller
+
+
+def train_batches(
+    source: Source,
+    config: ViTConfig,
+    augment: recipe.Augment,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+) -> tf.data.Dataset:
+    """Training batches without end, all of one size; they run on across the end of an epoch.
+
+    Args:
+        source: What `open_source` returns.
+        config: The model's config: size, channels and pixel contract.
+        augment: What is done to the pictures.
+        batch_size: Pictures in a batch.
+        seed: Decides order and augmentation.
+        start_step: The first batch. What follows is, bit for bit, what follows it in a run from 0.
+
+    Returns:
+        Pairs of float32 images (B, H, W, C) and float32 targets (B, num_classes).
+    """
+    split = source.train
+    if batch_size > split.num_examples:
+        raise ValueError(
+            f"batch_size must be at most the {split.num_examples} training pictures of "
+            f"{source.name}. Received: batch_size={batch_size}"
+        )
+    _leave_accelerators()
+    start = start_step * batch_size
+    if _whole_batches(split, config, augment):
+        batches = split.shuffled(seed, start, augment.repeats, batch_size=batch_size)
+    else:
+
+        def picture(example):
+            pair = tf.stack([tf.constant(seed, tf.int64), example["number"]])
+            image = augment_image(example["image"], config, augment, pair)
+            return {"image": image, "label": example["label"]}
+
+        examples = split.shuffled(seed, start, augment.repeats)
+        batches = examples.map(picture, tf.data.AUTOTUNE).batch(batch_size, drop_remainder=True)
+
+    def finish(step, batch):
+        images = normalise(batch["image"], config)
+        targets = tf.one_hot(batch["label"], source.num_classes)
+        if not (augment.mixup or augment.cutmix):
+            return images, targets
+        pair = tf.stack([tf.constant(seed + MIX_SEED, tf.int64), step])
+        return mix_batch(images, targets, augment, pair)
+
+    batches = batches.enumerate(start_step).map(finish, tf.data.AUTOTUNE)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(_options())
+
+
+def test_batches(
+    split: Split, config: ViTConfig, batch_size: int, num_classes: int
+) -> tf.data.Dataset:
+    """Every picture once, in order, as `preprocess` makes it; the last batch is partial.
+
+    Args:
+        split: A split of a source.
+        config: The model's config.
+        batch_size: Pictures in a batch.
+        num_classes: Size of a target.
+
+    Returns:
+        Pairs of float32 images (B, H, W, C) and float32 targets (B, num_classes), of known number.
+    """
+    _leave_accelerators()
+    layer = Preprocessing(config, dtype="float32")  # whatever precision the model trains in
+
+    def batch_of(example):
+        images = _with_channels(example["image"], config.in_channels)
+        return layer(images), tf.one_hot(example["label"], num_classes)
+
+    def picture(example):
+        image = _with_channels(decode(example["image"], config.in_channels), config.in_channels)
+        image = tf.ensure_shape(layer(image), config.input_shape)
+        return image, tf.one_hot(example["label"], num_classes)
+
+    if _is_array(split):
+        dataset = split.ordered(batch_size=batch_size).map(batch_of, tf.data.AUTOTUNE)
+    else:
+        dataset = split.ordered().map(picture, tf.data.AUTOTUNE).batch(batch_size)
+    number = -(-split.num_examples // batch_size)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(_options())
+
+
+def decode(image: tf.Tensor, channels: int) -> tf.Tensor:
+    """An encoded picture as uint8 (H, W, C), with PIL's pixels; pixels stay as they are."""
+    if image.dtype != tf.string:
+        return image
+    picture = tf.cond(
+        tf.io.is_jpeg(image),
+        # The default is faster and up to three pixel values off.
+        lambda: tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE"),
+        lambda: tf.io.decode_image(image, channels, expand_animations=False),
+    )
+    return tf.ensure_shape(picture, (None, None, channels))
+
+
+def _with_channels(images, channels: int):
+    """Grey pictures for a model of colour pictures, as `preprocess` takes them."""
+    if images.shape[-1] == 1 and channels == 3:
+        return tf.image.grayscale_to_rgb(images)
+    if images.shape[-1] != channels:
+        raise ValueError(
+            f"config.in_channels must fit the pictures, which have {images.shape[-1]} channels. "
+            f"Received: in_channels={channels}"
+        )
+    return images
+
+
+def _is_array(split: Split) -> bool:
+    return isinstance(split, IndexedSplit) and split.images.dtype == tf.uint8
+
+
+def _whole_batches(split: Split, config: ViTConfig, augment: recipe.Augment) -> bool:
+    """Whether nothing is done to single pictures, so that a batch is one gather."""
+    return (
+        dataclasses.replace(augment, mixup=0.0, cutmix=0.0, repeats=1) == recipe.Augment()
+        and _is_array(split)
+        and tuple(split.images.shape[1:]) == config.input_shape
+        and config.crop_fraction in (None, 1)
+    )
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = True
+    # Workers that train together share each batch; there are no files to share out.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return options
+
+
+def _leave_accelerators() -> None:
+    """Keeps TensorFlow, which only makes batches here, from taking the GPUs of JAX or torch."""
+    if keras.backend.backend() == "tensorflow" or not tf.config.get_visible_devices("GPU"):
+        return
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError as error:  # TensorFlow runs already: it is too late, and still right
+        logger.warning("TensorFlow takes memory of the GPUs that Keras trains on: %s", error)

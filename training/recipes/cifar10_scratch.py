@@ -1,0 +1,45 @@
+"""CIFAR-10 from nothing, with a plain ViT.
+"""
+
+from training.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Loss,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
+
+
+def cifar10_scratch() -> Recipe:
+    """ViT of 1.8 M parameters on 4x4 pixels, trained with Muon."""
+    return Recipe(
+        name="cifar10_scratch",
+        data=Data("tfds:cifar10"),
+        model=Model(
+            config={
+                "patch_size": 4,
+                "width": 192,
+                "depth": 6,
+                "num_heads": 3,
+                "mlp_dim": 384,
+                "class_token": False,
+                "pooling": "mean",
+                "position_embedding": "sincos_2d",
+                "patch_dropout": 0.25,
+                "pixel_mean": (0.4914, 0.4822, 0.4465),
+                "pixel_std": (0.2470, 0.2435, 0.2616),
+            },
+        ),
+        run=Run(batch_size=128, epochs=32, precision="mixed_bfloat16"),
+        optimizer=Optimizer("muon", learning_rate=0.01, momentum=0.95, weight_decay=0.05),
+        schedule=Schedule(warmup_steps=400),
+        augment=Augment(
+            crop="pad", flip=True, rand_augment_layers=1, rand_augment_magnitude=7, mixup=0.2
+        ),
+        loss=Loss("softmax", label_smoothing=0.1),
+        evaluation=Evaluation(batch_size=500, every=2),
+    )

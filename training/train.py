@@ -1,0 +1,110 @@
+"""`python -m training.train --recipe NAME --workdir DIR`: trains by a recipe.
+
+The run folder gets model.keras, report.md with its pictures, recipe.json, log.jsonl and files for
+TensorBoard. `--set section.field=value` changes any field of the recipe; KERAS_BACKEND chooses the
+backend.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+# Keras and TensorFlow are imported when a command has come that far: `--help` is immediate.
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains, and says where things are."""
+    options = _options(argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greetings
+    try:
+        return _list() if options.list else _train(options)
+    except KeyboardInterrupt:
+        print("\ntraining.train: stopped", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+        if options.debug:
+            raise
+        print("training.train: error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 1
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.train",
+        description="Trains a Vision Transformer by a recipe.",
+        epilog="example: python -m training.train --recipe digits --workdir runs/digits "
+        "--set run.epochs=10",
+    )
+    parser.add_argument("--recipe", metavar="NAME", help="one that --list shows")
+    parser.add_argument("--workdir", type=Path, metavar="DIR", help="the run folder: new or empty")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="change a field of the recipe, such as optimizer.learning_rate=3e-4; may be repeated",
+    )
+    parser.add_argument("--data", metavar="PATH", help="where the data is (the same as data.path)")
+    parser.add_argument("--list", action="store_true", help="show the recipes and end")
+    parser.add_argument("--quiet", action="store_true", help="print errors and nothing else")
+    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    options = parser.parse_args(argv)
+    if not options.list and not (options.recipe and options.workdir):
+        parser.error("--recipe and --workdir are needed, or --list")
+    return options
+
+
+def _list() -> int:
+    import importlib
+
+    from training import recipes
+
+    width = max(map(len, recipes.NAMES))
+    for name in recipes.NAMES:
+        module = importlib.import_module(f"training.recipes.{name}")
+        print(f"{name:{width}}  {(module.__doc__ or '').strip().splitlines()[0]}")
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    from keras_vit import backend
+
+    backend.choose()
+    from training import recipe as recipes_
+    from training.recipes import NAMES, load
+
+    if options.recipe not in NAMES:
+        print(f"The recipes are: {', '.join(NAMES)}", file=sys.stderr)
+    recipe = recipes_.override(load(options.recipe), options.set)
+    if options.data is not None:
+        recipe = dataclasses.replace(
+            recipe, data=dataclasses.replace(recipe.data, path=options.data)
+        )
+    from training import fit
+
+    def on_start(model, source, epochs, steps):
+        if not options.quiet:
+            print(
+                f"{recipe.name}: {model.count_params():,} parameters, "
+                f"{source.train.num_examples:,} training and {source.test.num_examples:,} test "
+                f"pictures of {source.num_classes} classes\n"
+                f"{steps:,} steps of {recipe.run.batch_size} in {epochs:,} epochs; {fit.machine()}",
+                flush=True,
+            )
+
+    verbose = 0 if options.quiet else 1 if sys.stdout.isatty() else 2
+    reached = fit.run(recipe, options.workdir, verbose=verbose, on_start=on_start)
+    if not options.quiet:
+        top5 = "" if reached["top5"] is None else f", top-5 {reached['top5']:.2%}"
+        print(
+            f"\nTest: top-1 {reached['top1']:.2%}{top5}, after {reached['seconds'] / 60:.1f} "
+            f"minutes\n{options.workdir}/report.md    curves, mistakes and how to go on\n"
+            f"{options.workdir}/model.keras  the model"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
