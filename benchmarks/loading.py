@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -27,9 +26,9 @@ def main():
     options = _options()
     record = {"machine": machine.describe(), "rounds": options.rounds, "rows": []}
     if record["machine"]["load_before"] > 0.5:
-        _say("The machine is busy: expect noise.")
+        machine.say("The machine is busy: expect noise.")
     with tempfile.TemporaryDirectory() as folder:
-        _say("writing random ViT-B/16 checkpoints")
+        machine.say("writing random ViT-B/16 checkpoints")
         _child({"stage": "write", "path": folder}, options.backends[0], check=True)
         record["megabytes"] = {
             name: loading_worker.nbytes(pathlib.Path(folder) / name) / 1e6
@@ -40,7 +39,7 @@ def main():
                 for backend in _backends(file, contender, options.backends):
                     row = _row(file, contender, backend, folder, options.rounds)
                     record["rows"].append(row)
-                    _write(options.json, record)
+                    machine.write(options.json, record)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(_table(record))
     for row in record["rows"]:
@@ -48,7 +47,7 @@ def main():
             where = f"{row['file']} {row['contender']} {row['backend']}"
             console.print(f"{where} failed: {row['message']}", markup=False, highlight=False)
     console.print(machine.line(record["machine"]), markup=False, highlight=False)
-    _say(f"Written to {options.json}")
+    machine.say(f"Written to {options.json}")
 
 
 def _options():
@@ -77,7 +76,7 @@ def _row(file, contender, backend, folder, rounds):
     if any(n and importlib.util.find_spec(n) is None for n in (package, backend)):
         return row
     job = {"contender": contender, "path": str(pathlib.Path(folder) / file)}
-    _say(f"{file}: {contender} {backend or ''}")
+    machine.say(f"{file}: {contender} {backend or ''}")
     try:
         loads = [_child(job | {"stage": "load"}, backend) for _ in range(rounds)]
         row |= {
@@ -131,17 +130,6 @@ def _table(record):
             peak = f"{row['build_peak_mb']:.0f}"
         result.add_row(*name, f"{row['seconds']:.2f}", added, refill, f"{row['peak_mb']:.0f}", peak)
     return result
-
-
-def _write(path, record):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(beside, path)
-
-
-def _say(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What a figure was measured on, and the environment of the processes that measure."""
 
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
 import re
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -59,3 +61,16 @@ def _version(name):
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def write(path, record):
+    """A record as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(beside, path)
+
+
+def say(text):
+    """A line about how far it has come."""
+    print(text, file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.throughput import _positive, _say, _write
+from benchmarks.throughput import positive
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "pipeline.json"
 AIM = 1.5  # times timm's
@@ -36,16 +36,16 @@ def main():
     pictures = make_pictures(options.pictures)
     makers = {**_tensorflow(pictures), **_timm(pictures)}
     record["rows"] = _measure(makers, options)
-    _write(options.json, record)
+    machine.write(options.json, record)
     _report(record)
-    _say(f"Written to {options.json}")
+    machine.say(f"Written to {options.json}")
 
 
 def _options():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
-    parser.add_argument("--rounds", type=_positive, default=7)
-    parser.add_argument("--batches", type=_positive, default=4, help="batches a round")
-    parser.add_argument("--pictures", type=_positive, default=36, help="different JPEGs")
+    parser.add_argument("--rounds", type=positive, default=7)
+    parser.add_argument("--batches", type=positive, default=4, help="batches a round")
+    parser.add_argument("--pictures", type=positive, default=36, help="different JPEGs")
     parser.add_argument("--only", nargs="*", help="contenders whose name has one of these in it")
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
     return parser.parse_args()
@@ -199,7 +199,7 @@ def _measure(makers, options):
             continue
         iterators.append((row, iterator))
     for i in range(1, options.rounds + 1):
-        _say(f"round {i} of {options.rounds}")
+        machine.say(f"round {i} of {options.rounds}")
         for row, iterator in iterators:
             begin = time.process_time()
             for _ in range(options.batches):

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -22,29 +21,33 @@ def main():
     options = _options()
     record = {"machine": machine.describe(), "variant": options.variant, "batch": options.batch}
     if record["machine"]["load_before"] > 0.5:
-        _say("The machine is busy: expect noise.")
+        machine.say("The machine is busy: expect noise.")
     record["groups"] = []
     for backend in options.backends:
         for dtype in options.dtypes:
             for mode in options.modes:
                 record["groups"].append(_group(backend, dtype, mode, options))
-                _write(options.json, record)  # what is measured is kept if a later one is stopped
+                machine.write(
+                    options.json, record
+                )  # what is measured is kept if a later one is stopped
     console = Console(width=None if sys.stdout.isatty() else 100)
     title = f"{options.variant}, batch {options.batch}, best of up to {options.rounds} rounds"
     console.print(table.table(record["groups"], title))
     for line in (*table.failures(record["groups"]), machine.line(record["machine"])):
         console.print(line, markup=False, highlight=False)
-    _say(f"Written to {options.json}")
+    machine.say(f"Written to {options.json}")
 
 
 def _options():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
-    parser.add_argument("--variant", default="vit_b16", help="a name of keras_vit.list_variants()")
-    parser.add_argument("--batch", type=_positive, default=8)
+    parser.add_argument(
+        "--variant", default="vit_b16", help="a name of keras_vit.list_variants(), or small"
+    )
+    parser.add_argument("--batch", type=positive, default=8)
     parser.add_argument("--backends", nargs="+", choices=machine.BACKENDS, default=machine.BACKENDS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--rounds", type=_positive, default=10, help="rounds at most")
+    parser.add_argument("--rounds", type=positive, default=10, help="rounds at most")
     parser.add_argument(
         "--budget", type=float, default=40, help="seconds of rounds a process; two are always run"
     )
@@ -52,7 +55,7 @@ def _options():
     return parser.parse_args()
 
 
-def _positive(text):
+def positive(text):
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1. Received: {text}")
@@ -79,17 +82,6 @@ def _group(backend, dtype, mode, options):
             message = f"the process took longer than {LIMIT} s"
         row = {"status": "failed", "message": message}
     return {**group, "contenders": {name: row for name in contenders.names(backend, mode)}}
-
-
-def _write(path, record):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(beside, path)
-
-
-def _say(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

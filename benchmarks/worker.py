@@ -15,10 +15,11 @@ import time
 import keras
 import numpy as np
 
-from benchmarks import contenders, flops, peak
+from benchmarks import contenders, flops, machine, peak
 from keras_vit.config import ViTConfig
 from keras_vit.variants import SIZES
 
+SMALL = "small"
 MIN_ROUNDS = 2
 PRODUCTS = 3  # matrix products a round: they take milliseconds
 
@@ -33,11 +34,14 @@ def main():
 
 
 def variant_config(variant):
-    """The config of a published size."""
+    """The config of a published size, or of the small ViT of the CIFAR-10 recipe."""
+    if variant == SMALL:
+        sizes = {"width": 192, "depth": 6, "num_heads": 3, "mlp_dim": 384}
+        return ViTConfig(image_size=32, patch_size=4, num_classes=10, **sizes)
     if variant not in SIZES or variant == "vit_so400m14":
         known = ", ".join(name for name in SIZES if name != "vit_so400m14")
         print(
-            f"--variant must be a published size with a class token: {known}. "
+            f"--variant must be {SMALL!r} or a published size with a class token: {known}. "
             f"Received: --variant={variant!r}",
             file=sys.stderr,
         )
@@ -56,7 +60,7 @@ def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
     labels = rng.integers(0, config.num_classes, batch)
     rows, steps = {}, {}
     for name in names:
-        _say(f"{backend} {dtype} {mode}: building {name}")
+        machine.say(f"{backend} {dtype} {mode}: building {name}")
         rows[name] = {"status": "not installed"}
         if importlib.util.find_spec(contenders.package(name)) is not None:
             rows[name] = _prepare(steps, name, config, dtype, mode, images, labels)
@@ -74,7 +78,7 @@ def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
             except Exception as error:
                 rows[name] = _failed(steps.pop(name), error)
         spent = time.perf_counter() - begin
-        _say(f"{backend} {dtype} {mode}: round {i} of {rounds}, {spent:.0f} s")
+        machine.say(f"{backend} {dtype} {mode}: round {i} of {rounds}, {spent:.0f} s")
         if i >= MIN_ROUNDS and spent * (i + 1) / i > budget:
             break
     top = product_flops / min(products)
@@ -109,7 +113,7 @@ def _prepare(steps, name, config, dtype, mode, images, labels):
 
 def _failed(name, error):
     message = f"{type(error).__name__}: {error}"
-    _say(f"{name} failed: {message}")
+    machine.say(f"{name} failed: {message}")
     return {"status": "failed", "message": message}
 
 
@@ -128,10 +132,6 @@ def _seconds(function):
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin
-
-
-def _say(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

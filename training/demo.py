@@ -1,74 +1,23 @@
 """`make demo`: a small ViT learns to read handwritten digits, from nothing, in under a minute.
 
-The 1,797 pictures (8x8, grey) come with scikit-learn, so nothing is downloaded. Everything here is
-plain Keras: `compile`, `fit`, `evaluate`, `predict`, `save`.
+It is the recipe "digits" as `python -m training.train` runs it, with a look at what was learned.
+The 1,797 pictures (8x8, grey) come with scikit-learn, so nothing is downloaded.
 """
 
 import argparse
+import shutil
 import sys
-import time
 from pathlib import Path
 
 import keras
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
-import keras_vit
 from keras_vit.preprocessing import preprocess
+from training import fit, recipe, recipes
+from training.sources import open_source
 
-
-def digits_config() -> keras_vit.ViTConfig:
-    """A ViT of 0.14 M parameters that looks at 2x2 pixels at a time, 16 patches in all."""
-    return keras_vit.ViTConfig(
-        image_size=8,
-        patch_size=2,
-        in_channels=1,
-        width=64,
-        depth=4,
-        num_heads=4,
-        mlp_dim=128,
-        num_classes=10,
-        labels=tuple("0123456789"),
-        position_embedding="sincos_2d",
-        class_token=False,
-        pooling="mean",
-        drop_path=0.1,
-        patch_dropout=0.25,  # with 1,437 pictures, nothing helps more
-    )
-
-
-def load_data(config: keras_vit.ViTConfig, seed: int = 0):
-    """The digits as 0-255 pixels and as the model wants them: (train, test) of each."""
-    digits = load_digits()
-    pictures = (digits.images * (255 / 16)).round().astype("uint8")[..., None]
-    split = train_test_split(
-        pictures, digits.target, test_size=0.2, random_state=seed, stratify=digits.target
-    )
-    pictures_train, pictures_test, labels_train, labels_test = split
-    train = preprocess(pictures_train, config), labels_train
-    test = preprocess(pictures_test, config), labels_test
-    return train, test, pictures_test
-
-
-def train_digits(epochs: int = 40, verbose: str | int = "auto"):
-    """Trains the model; returns it with its accuracy on pictures that it never saw."""
-    config = digits_config()
-    (x, y), test, _ = load_data(config)
-    batch = 32
-    steps = epochs * -(-len(x) // batch)
-    model = keras_vit.ViT(config, name="digits")
-    schedule = keras.optimizers.schedules.CosineDecay(
-        0.0, steps - steps // 10, warmup_target=2e-3, warmup_steps=steps // 10
-    )
-    model.compile(
-        keras.optimizers.AdamW(schedule, weight_decay=0.2),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    model.fit(x, y, batch, epochs=epochs, validation_data=test, verbose=verbose)
-    return model, model.evaluate(*test, batch_size=batch, verbose=0)[1]
+OUT = Path("runs/demo")
 
 
 def contact_sheet(pictures, truth, probabilities, columns: int = 12, size: int = 72) -> Image.Image:
@@ -90,51 +39,49 @@ def contact_sheet(pictures, truth, probabilities, columns: int = 12, size: int =
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains, evaluates, reads one picture aloud, and leaves a model and a picture behind."""
+    """Trains, reads one picture aloud, and leaves a run folder and a picture behind."""
     parser = argparse.ArgumentParser(prog="python -m training.demo", description=__doc__)
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--out", type=Path, default=OUT, help="a new or empty folder")
     options = parser.parse_args(argv)
-    keras.utils.set_random_seed(0)
+    if options.out == OUT and (OUT / "recipe.json").exists():
+        shutil.rmtree(OUT)  # the last demo
+    settings = [] if options.epochs is None else [f"run.epochs={options.epochs}"]
+    if options.epochs is not None:
+        settings.append("schedule.warmup_steps=1")
+    digits = recipe.override(recipes.load("digits"), settings)
 
     backend = keras.backend.backend()
     print(f"Training a ViT on scikit-learn's digits, Keras {keras.__version__} on {backend}\n")
-    start = time.monotonic()
-    verbose = 1 if sys.stdout.isatty() else 2
-    model, accuracy = train_digits(options.epochs, verbose)
-    seconds = time.monotonic() - start
+    reached = fit.run(digits, options.out, verbose=1 if sys.stdout.isatty() else 2)
 
-    _, (x, truth), pictures = load_data(model.config)
-    probabilities = np.asarray(keras.ops.softmax(model.predict(x, verbose=0), axis=-1))
+    model = keras.saving.load_model(options.out / fit.MODEL)
+    examples = list(open_source(digits.data).test.ordered().as_numpy_iterator())
+    pictures = np.stack([example["image"] for example in examples])
+    truth = np.array([example["label"] for example in examples])
+    logits = model.predict(preprocess(pictures, model.config), verbose=0)
+    probabilities = np.asarray(keras.ops.softmax(logits, axis=-1))
     wrong = np.flatnonzero(probabilities.argmax(-1) != truth)
-    order = [*wrong[:12].tolist(), *(i for i in range(len(x)) if i not in set(wrong.tolist()))][:48]
+    order = np.concatenate([wrong[:12], np.setdiff1d(np.arange(len(truth)), wrong)])[:48]
+    sheet = contact_sheet(pictures[order], truth[order], probabilities[order])
+    sheet.save(options.out / "predictions.png")
 
-    options.out.mkdir(parents=True, exist_ok=True)
-    model.save(options.out / "model.keras")
-    again = keras.saving.load_model(options.out / "model.keras")
-    same = np.array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
-    if not same:
-        raise RuntimeError("the saved model does not predict what the trained one does")
-    contact_sheet(pictures[order], truth[order], probabilities[order]).save(
-        options.out / "predictions.png"
+    print(
+        f"\nTest accuracy {reached['top1']:.1%} on {len(truth)} pictures, "
+        f"after {reached['seconds']:.0f} s of training\n\nOne of them, a {truth[0]}:\n"
     )
-
-    print(f"\nTest accuracy {accuracy:.1%} on {len(x)} pictures, after {seconds:.0f} s of training")
-    print(f"\nOne of them, a {truth[0]}:\n")
     for row in pictures[0, ..., 0]:
         print("    " + "".join(" .:-=+*#%@"[int(v) * 9 // 255] * 2 for v in row))
     print("\nThe model sees:")
-    for label, p in sorted(zip(model.config.labels, probabilities[0], strict=True), key=_second)[
-        :3
-    ]:
-        print(f"    {label}  {p:6.1%}  {'#' * round(40 * float(p))}")
-    print(f"\n{options.out}/model.keras      the model; loaded again, it predicts bitwise the same")
-    print(f"{options.out}/predictions.png  48 test pictures with what it read, mistakes first")
+    for label in np.argsort(-probabilities[0])[:3]:
+        p = float(probabilities[0, label])
+        print(f"    {model.config.labels[label]}  {p:6.1%}  {'#' * round(40 * p)}")
+    print(
+        f"\n{options.out}/model.keras      the model; it was loaded again and predicts the same\n"
+        f"{options.out}/report.md        curves and mistakes\n"
+        f"{options.out}/predictions.png  48 test pictures with what it read, mistakes first"
+    )
     return 0
-
-
-def _second(pair):
-    return -pair[1]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ In a notebook:
 >>> model = build_model(recipe, source)
 >>> compile_model(model, recipe, steps=1000)
 >>> batches = train_batches(source, model.config, recipe.augment, recipe.run.batch_size, seed=0)
->>> model.fit(batches, epochs=10, steps_per_epoch=100)
+>>> model.fit(batches, epochs=10, steps_per_epoch=100, shuffle=False)
 """
 
 import json
@@ -182,7 +182,10 @@ def run(
             f"run.batch_size must be from 1 to the {num_examples} training samples. "
             f"Received: run.batch_size={batch}"
         )
-    steps = recipe.steps(num_examples)
+    steps, every = recipe.steps(num_examples), recipe.evaluation.every
+    for name, value in (("run.steps", steps), ("evaluation.every", every)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1. Received: {name}={value}")
     epochs, each = epochs_of(steps, num_examples, batch, recipe.run.steps_per_execution)
     keras.utils.set_random_seed(recipe.run.seed)
     model = build_model(recipe, source)
@@ -202,7 +205,6 @@ def run(
         on_start(model, source, epochs, steps)
     size = recipe.evaluation.batch_size or batch
     tests = test_batches(source.test, model.config, size, source.num_classes)
-    every = recipe.evaluation.every
     start = time.monotonic()
     model.fit(
         train_batches(source, model.config, recipe.augment, batch, recipe.run.seed),

@@ -25,7 +25,7 @@ class Data:
     path: str | None = None
     """TFDS' data_dir, or the folder."""
     train: str = "train"
-    """A TFDS split ("train[:98%]"), or a sub-folder."""
+    """A TFDS split or a sub-folder, or a part of either ("train[:98%]")."""
     test: str = "test"
 
 
@@ -61,7 +61,7 @@ class Optimizer:
     layer_decay: float = 1.0
     """Factor of the learning rate from each block to the one below it."""
     ema_momentum: float | None = None
-    """Averages the weights; what is evaluated and saved is the average."""
+    """Averages the weights, at this rate an update; the average is evaluated and saved."""
     accumulate: int = 1
     """Batches whose gradients are averaged for one update."""
 
@@ -72,6 +72,7 @@ class Schedule:
 
     name: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = 0
+    """Updates; with `accumulate` = k there is one in k batches."""
     final: float = 0.0
     """Learning rate at the last step, as a share of the peak."""
 

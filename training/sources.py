@@ -185,7 +185,7 @@ def _obstacle(builder) -> str | None:
     if instructions := builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         manual = _place(builder)[0] / "downloads" / "manual"
         if not _entries(manual):
-            text = " ".join(instructions.split())
+            text = " ".join(instructions.split()).rstrip(".")
             return f"it must be downloaded by hand to {manual}, which is empty: {text}"
         return None
     hosts = {urlsplit(url).netloc: url for url in builder.url_infos or () if url[:4] == "http"}

@@ -1,8 +1,8 @@
 """The order of samples: a function of (seed, epoch, index), whatever the machine or the process.
 
-Sample number g of a run is draw g // repeats; draw d is position d % n of epoch d // n. A split
-that any picture can be taken from (`IndexedSplit`) is shuffled by a permutation that is computed,
-not stored, so a run goes on from any sample at no cost and bit for bit. A stream of records
+Sample number g of a run is draw g // repeats; draw d of n pictures is position d % n of permutation
+d // n. Where any picture can be looked up (`IndexedSplit`), the permutation is drawn anew from its
+number, so a run goes on from any sample at no cost and bit for bit. A stream of records
 (`StreamedSplit`) is shuffled by files and in a buffer, and has to read what it skips.
 """
 
@@ -44,8 +44,7 @@ class Split(Protocol):
 class IndexedSplit:
     """A split in memory, or on disk as files with known paths.
 
-    Indices are computed and looked up by the block: one at a time, an index alone takes as long
-    as all that is done to a small picture.
+    Pictures are looked up by the block: one at a time, that takes as long as to crop a small one.
 
     Args:
         images: uint8 (N, H, W, C), N encoded pictures, or N of what `read` takes.
@@ -68,8 +67,8 @@ class IndexedSplit:
         first, skipped = divmod(start, self.num_examples * repeats)
 
         def one_epoch(epoch):
-            # Deviation: not `index_shuffle`, which needs no memory, but leaves small sets in an
-            # order that is far from random.
+            # Not `index_shuffle`, which needs no memory: on small sets its permutations are far
+            # from uniform, and some leave everything in place.
             pair = tf.stack([tf.constant(seed, tf.int64), epoch])
             order = tf.random.experimental.stateless_shuffle(tf.range(self.num_examples), pair)
             return tf.data.Dataset.from_tensor_slices(tf.repeat(order, repeats))

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
+from sklearn.datasets import load_digits
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
-from training import demo, sources  # noqa: E402
+from training import sources  # noqa: E402
 from training.recipe import Data  # noqa: E402
 from training.splits import IndexedSplit, StreamedSplit  # noqa: E402
 
@@ -70,10 +71,18 @@ def same(a, b):
 # -- digits
 
 
-def test_digits_are_those_of_the_demo():
+def digits_as_bytes():
+    digits = load_digits()
+    return (digits.images * (255 / 16)).round().astype("uint8"), digits.target
+
+
+def test_digits_are_those_of_scikit_learn():
     source = sources.open_source(Data("digits"))
-    _, _, pictures = demo.load_data(demo.digits_config())
-    assert np.array_equal(source.test.images, pictures)
+    known = {picture.tobytes(): label for picture, label in zip(*digits_as_bytes(), strict=True)}
+    labels = [known[np.asarray(p)[..., 0].tobytes()] for p in source.test.images]
+    assert np.array_equal(labels, source.test.labels)
+    seen = [np.asarray(p).tobytes() for s in (source.train, source.test) for p in s.images]
+    assert len(seen) == 1797 and len(set(seen)) == len(known)
     assert source.labels == tuple("0123456789") and source.num_classes == 10
     assert source.shape == (8, 8, 1)
     assert (source.train.num_examples, source.test.num_examples) == (1437, 360)

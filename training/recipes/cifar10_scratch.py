@@ -30,16 +30,15 @@ def cifar10_scratch() -> Recipe:
                 "pooling": "mean",
                 "position_embedding": "sincos_2d",
                 "patch_dropout": 0.25,
+                "drop_path": 0.1,
                 "pixel_mean": (0.4914, 0.4822, 0.4465),
                 "pixel_std": (0.2470, 0.2435, 0.2616),
             },
         ),
-        run=Run(batch_size=128, epochs=32, precision="mixed_bfloat16"),
-        optimizer=Optimizer("muon", learning_rate=0.01, momentum=0.95, weight_decay=0.05),
+        run=Run(batch_size=128, epochs=26, precision="mixed_bfloat16"),
+        optimizer=Optimizer("muon", learning_rate=0.005, momentum=0.95, weight_decay=0.1),
         schedule=Schedule(warmup_steps=400),
-        augment=Augment(
-            crop="pad", flip=True, rand_augment_layers=1, rand_augment_magnitude=7, mixup=0.2
-        ),
+        augment=Augment(crop="pad", flip=True),
         loss=Loss("softmax", label_smoothing=0.1),
         evaluation=Evaluation(batch_size=500, every=2),
     )

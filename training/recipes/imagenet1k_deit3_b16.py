@@ -7,6 +7,8 @@ Reach: 83.8 % after 800 epochs (S 81.4 %, L 84.9 %, H 85.2 %).
     Not run: it needs GPUs and ImageNet.
 Source: the paper. It trains B at 192 px and goes on at 224 for 20 epochs; so does
     `--set model.config.image_size=192`, then `--set model.weights=runs/.../model.keras`.
+    Keras' LAMB scales biases too and decays outside the trust ratio; timm's does neither. The
+    sigmoid loss is a sum over the classes where theirs is a mean, which LAMB does not see.
 """
 
 from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule

@@ -4,7 +4,8 @@ Command: `python -m training.train --recipe imagenet1k_deit_s16 --workdir runs/d
 Hardware: the source trained on 8 GPUs for 2 to 3 days.
 Reach: 79.9 % (Ti 72.2 %, B 81.8 %: `--set model.variant=vit_b16`), without distillation.
     Not run: it needs GPUs and ImageNet.
-Source: the paper. RandAugment has its magnitude without timm's random spread.
+Source: the paper. It uses timm's rand-m9-mstd0.5-inc1: magnitudes spread around 9, each operation
+    with a chance of one half, and grow with it; here each is done, and at 9.
 """
 
 from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
