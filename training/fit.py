@@ -250,7 +250,8 @@ def plain_copy(model: keras_vit.ViT) -> keras_vit.ViT:
         if getattr(layer, "lora_enabled", False):
             values[layer._kernel.path] = layer.kernel  # Keras adds the two up when it is read
     for weight in plain.weights:
-        weight.assign(keras.ops.cast(values[weight.path], weight.dtype))
+        # Through NumPy: JAX would share the array, and delete it when either model predicts.
+        weight.assign(np.array(keras.ops.convert_to_numpy(values[weight.path])))
     return plain
 
 
