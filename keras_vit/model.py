@@ -175,7 +175,7 @@ class ViT(keras.Model):
         return model
 
     def enable_lora(self, rank: int, targets: Sequence[str] = ("query", "value")) -> None:
-        """Adds LoRA (arXiv 2106.09685) to every block; only it and the head stay trainable.
+        """Adds LoRA (arXiv 2106.09685) to every block; it, the biases beside it and the head train.
 
         Args:
             rank: Rank of the update.

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_vit import ViTConfig
 from keras_vit.preprocessing import KERAS_METHODS, Preprocessing
 from training import rand_augment
+from training.decode import decode
 from training.recipe import Augment
 
 TRIES = 10
@@ -141,7 +142,6 @@ def _check(image, config, augment):
             "in_channels must be 1 or 3 for encoded pictures, RandAugment, 3-Augment and colour "
             f"jitter. Received: in_channels={config.in_channels}"
         )
-    rand_augment.check(augment.rand_augment_layers, augment.rand_augment_magnitude)
 
 
 # -- which part of the picture
@@ -150,10 +150,7 @@ def _check(image, config, augment):
 def _crop(image, config, augment, draws):
     if augment.crop == "inception":
         return _inception_crop(image, config, augment.crop_area, draws)
-    if image.dtype == tf.string:
-        image = tf.io.decode_image(image, config.in_channels, expand_animations=False)
-        image.set_shape((None, None, config.in_channels))
-    image = _view(_channels(image, config), config)
+    image = _view(decode(image, config.in_channels), config)
     if augment.crop == "pad":
         padding = augment.crop_padding
         shape = image.shape
@@ -173,16 +170,15 @@ def _view(image, config):
 
 def _inception_crop(image, config, area, draws):
     """A random part of the picture, in the random size and shape of torchvision and timm."""
-    if image.dtype != tf.string:
-        image = _channels(image, config)
-        part = tf.slice(image, *_window(tf.shape(image), area, draws))
-        part.set_shape((None, None, config.in_channels))
-        return _resize(part, config)
+
+    def pixels():
+        picture = decode(image, config.in_channels)
+        return tf.slice(picture, *_window(tf.shape(picture), area, draws))
 
     def jpeg():
         begin, size = _window(tf.image.extract_jpeg_shape(image), area, draws)
 
-        def decode(ratio):
+        def decode_at(ratio):
             box = tf.concat([begin[:2] // ratio, size[:2] // ratio], 0)
             return tf.image.decode_and_crop_jpeg(image, box, config.in_channels, ratio)
 
@@ -190,13 +186,10 @@ def _inception_crop(image, config, area, draws):
         # then moves by less than one of the larger pixels.
         surplus = tf.reduce_min(size[:2] // tf.constant(config.image_size))
         step = tf.reduce_sum(tf.cast(surplus >= tf.constant([2, 4, 8]), tf.int32))
-        return tf.switch_case(step, [lambda r=r: decode(r) for r in (1, 2, 4, 8)])
+        return tf.switch_case(step, [lambda r=r: decode_at(r) for r in (1, 2, 4, 8)])
 
-    def other():
-        picture = tf.io.decode_image(image, config.in_channels, expand_animations=False)
-        return tf.slice(picture, *_window(tf.shape(picture), area, draws))
-
-    part = tf.cond(tf.io.is_jpeg(image), jpeg, other)
+    encoded = image.dtype == tf.string
+    part = tf.cond(tf.io.is_jpeg(image), jpeg, pixels) if encoded else pixels()
     part.set_shape((None, None, config.in_channels))
     return _resize(part, config)
 
@@ -252,21 +245,6 @@ def _resize(image, config):
     method = KERAS_METHODS.get(config.resize_method, config.resize_method)
     image = tf.image.resize(image, size, method, antialias=True)
     return tf.cast(tf.clip_by_value(image + 0.5, 0, 255), tf.uint8)
-
-
-def _channels(image, config):
-    """Grey to colour or colour to grey, where the model wants it."""
-    channels = image.shape[-1]
-    if channels == config.in_channels:
-        return image
-    if (channels, config.in_channels) == (1, 3):
-        return tf.image.grayscale_to_rgb(image)
-    if (channels, config.in_channels) == (3, 1):
-        return rand_augment.grey(image)[..., :1]
-    raise ValueError(
-        f"image must have in_channels={config.in_channels} channels, or one of the two be grey and "
-        f"the other RGB. Received: image of shape {image.shape}"
-    )
 
 
 # -- what is done to its pixels

@@ -58,14 +58,12 @@ class Progress(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         self.step = self._epoch_step + batch
-        if (
-            not self._warm and batch
-        ):  # the very first step is compiled, and says nothing of the rest
+        if batch and not self._warm:  # the first step of all compiles: it says nothing of the rest
             self._start, self._counted_from, self._warm = time.monotonic(), self.step, True
 
     def on_train_batch_end(self, batch, logs=None):
         now = time.monotonic()
-        if logs is None or now - self._updated < self.interval:
+        if logs is None or not self._warm or now - self._updated < self.interval:
             return
         self._updated = now
         self._add(logs, self._epoch_step + batch + 1, now)

@@ -19,6 +19,7 @@ from keras_vit import ViTConfig
 from keras_vit.preprocessing import Preprocessing
 from training import recipe
 from training.augment import augment_image, mix_batch, normalise
+from training.decode import decode
 from training.sources import Source, open_source
 from training.splits import IndexedSplit, Split
 
@@ -51,9 +52,9 @@ def train_batches(
         Pairs of float32 images (B, H, W, C) and float32 targets (B, num_classes).
     """
     split = source.train
-    if batch_size > split.num_examples:
+    if not 1 <= batch_size <= split.num_examples:
         raise ValueError(
-            f"batch_size must be at most the {split.num_examples} training pictures of "
+            f"batch_size must be from 1 to the {split.num_examples} training pictures of "
             f"{source.name}. Received: batch_size={batch_size}"
         )
     _leave_accelerators()
@@ -97,17 +98,18 @@ def test_batches(
     Returns:
         Pairs of float32 images (B, H, W, C) and float32 targets (B, num_classes), of known number.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1. Received: batch_size={batch_size}")
     _leave_accelerators()
     layer = Preprocessing(config, dtype="float32")  # whatever precision the model trains in
 
     def batch_of(example):
-        images = _with_channels(example["image"], config.in_channels)
-        return layer(images), tf.one_hot(example["label"], num_classes)
+        images = layer(decode(example["image"], config.in_channels))
+        return images, tf.one_hot(example["label"], num_classes)
 
     def picture(example):
-        image = _with_channels(decode(example["image"], config.in_channels), config.in_channels)
-        image = tf.ensure_shape(layer(image), config.input_shape)
-        return image, tf.one_hot(example["label"], num_classes)
+        image, target = batch_of(example)
+        return tf.ensure_shape(image, config.input_shape), target
 
     if _is_array(split):
         dataset = split.ordered(batch_size=batch_size).map(batch_of, tf.data.AUTOTUNE)
@@ -116,31 +118,6 @@ def test_batches(
     number = -(-split.num_examples // batch_size)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(_options())
-
-
-def decode(image: tf.Tensor, channels: int) -> tf.Tensor:
-    """An encoded picture as uint8 (H, W, C), with PIL's pixels; pixels stay as they are."""
-    if image.dtype != tf.string:
-        return image
-    picture = tf.cond(
-        tf.io.is_jpeg(image),
-        # The default is faster and up to three pixel values off.
-        lambda: tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE"),
-        lambda: tf.io.decode_image(image, channels, expand_animations=False),
-    )
-    return tf.ensure_shape(picture, (None, None, channels))
-
-
-def _with_channels(images, channels: int):
-    """Grey pictures for a model of colour pictures, as `preprocess` takes them."""
-    if images.shape[-1] == 1 and channels == 3:
-        return tf.image.grayscale_to_rgb(images)
-    if images.shape[-1] != channels:
-        raise ValueError(
-            f"config.in_channels must fit the pictures, which have {images.shape[-1]} channels. "
-            f"Received: in_channels={channels}"
-        )
-    return images
 
 
 def _is_array(split: Split) -> bool:

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
     backend = keras.backend.backend()
     print(f"Training a ViT on scikit-learn's digits, Keras {keras.__version__} on {backend}\n")
-    reached = fit.run(digits, options.out, verbose=1 if sys.stdout.isatty() else 2)
+    reached = fit.run(digits, options.out)
 
     model = keras.saving.load_model(options.out / fit.MODEL)
     examples = list(open_source(digits.data).test.ordered().as_numpy_iterator())

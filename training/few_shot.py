@@ -93,7 +93,7 @@ def evaluate(
 class FewShot(keras.callbacks.Callback):
     """Adds the few-shot accuracy to the logs of an epoch, as `few_shot_5` and so on.
 
-    Where weights are averaged, put it after the callback that swaps the averages in.
+    Where weights are averaged, put it after Keras' `SwapEMAWeights(swap_on_epoch=True)`.
 
     Args:
         train: As of `evaluate`.

@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -164,7 +165,7 @@ def run(
     Args:
         recipe: A `Recipe`.
         workdir: The run folder, new or empty.
-        verbose: Keras' own; "auto" is a bar on a terminal, one line an epoch elsewhere.
+        verbose: As of `fit`, but "auto" is a bar on a terminal, one line an epoch elsewhere.
         callbacks: Further callbacks for `fit`.
         on_start: Called with (model, source, epochs, steps) before the first step.
 
@@ -182,8 +183,14 @@ def run(
             f"run.batch_size must be from 1 to the {num_examples} training samples. "
             f"Received: run.batch_size={batch}"
         )
-    steps, every = recipe.steps(num_examples), recipe.evaluation.every
-    for name, value in (("run.steps", steps), ("evaluation.every", every)):
+    steps, looks = recipe.steps(num_examples), recipe.evaluation
+    for name, value in (
+        ("run.steps", steps),
+        ("run.steps_per_execution", recipe.run.steps_per_execution),
+        ("evaluation.batch_size", batch if looks.batch_size is None else looks.batch_size),
+        ("evaluation.every", looks.every),
+        ("evaluation.few_shot", min(looks.few_shot, default=1)),
+    ):
         if value < 1:
             raise ValueError(f"{name} must be at least 1. Received: {name}={value}")
     epochs, each = epochs_of(steps, num_examples, batch, recipe.run.steps_per_execution)
@@ -203,7 +210,7 @@ def run(
         temporary.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n", encoding="utf-8")
     if on_start is not None:
         on_start(model, source, epochs, steps)
-    size = recipe.evaluation.batch_size or batch
+    size, every = looks.batch_size or batch, looks.every
     tests = test_batches(source.test, model.config, size, source.num_classes)
     start = time.monotonic()
     model.fit(
@@ -214,7 +221,8 @@ def run(
         validation_freq=sorted({*range(every, epochs + 1, every), epochs}),
         callbacks=[*observers, *callbacks],
         shuffle=False,  # the batches are shuffled already, and Keras would say so
-        verbose=verbose,
+        # Keras' own "auto" is a bar in a file too.
+        verbose=(1 if sys.stdout.isatty() else 2) if verbose == "auto" else verbose,
     )
     seconds = time.monotonic() - start
     model = save_plain(model, workdir / MODEL, recipe.loss.name, tests)
@@ -225,7 +233,7 @@ def run(
         "seconds": seconds,
         "images_per_second": progress.images_per_second,
     }
-    if shots := recipe.evaluation.few_shot:
+    if shots := looks.few_shot:
         pictures = test_batches(source.train, model.config, size, source.num_classes)
         reached["few_shot"] = few_shot.evaluate(model, pictures, tests, shots)
     facts = {

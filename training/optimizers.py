@@ -151,23 +151,25 @@ class Muon(keras.optimizers.Muon):
             if self.adam_velocities[self._get_variable_index(pair[1])] is not None:
                 adams.append(pair)
             else:
-                shape = ops.shape(self._matrix(pair[0], pair[1]))
-                groups.setdefault(tuple(shape), []).append(pair)
+                groups.setdefault(self._matrix_shape(pair[1]), []).append(pair)
         if adams:
             super()._backend_update_step(*zip(*adams, strict=True), learning_rate)
-        for shape, pairs in groups.items():
-            matrices = [self._matrix(self._momentum(g, v), v) for g, v in pairs]
-            updates = self.zeropower_via_newtonschulz5(ops.stack(matrices), self.ns_steps)
-            updates = ops.unstack(updates * self._scale(shape) * learning_rate, len(pairs))
-            for (_, variable), update in zip(pairs, updates, strict=True):
-                self.assign_sub(variable, ops.reshape(update, variable.shape))
+        for pairs in groups.values():
+            self._update_together(pairs, learning_rate)
         return None
 
     def _muon_update_step(self, gradient, variable, lr, m):
-        matrix = self._matrix(self._momentum(gradient, variable), variable)
-        update = self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
-        update = update * self._scale(matrix.shape) * lr
-        self.assign_sub(variable, ops.reshape(update, variable.shape))
+        self._update_together([(gradient, variable)], lr)
+
+    def _update_together(self, pairs, learning_rate):
+        """One update of kernels that are matrices of one shape."""
+        shape = self._matrix_shape(pairs[0][1])
+        matrices = ops.stack([ops.reshape(self._momentum(g, v), shape) for g, v in pairs])
+        updates = self.zeropower_via_newtonschulz5(matrices, self.ns_steps)
+        # As large as Adam's (arXiv 2502.16982).
+        updates = updates * (math.sqrt(max(shape)) * self.rms_rate) * learning_rate
+        for (_, variable), update in zip(pairs, ops.unstack(updates, len(pairs)), strict=True):
+            self.assign_sub(variable, ops.reshape(update, variable.shape))
 
     def _momentum(self, gradient, variable):
         m = self.momentums[self._get_variable_index(variable)]
@@ -175,15 +177,12 @@ class Muon(keras.optimizers.Muon):
         self.assign(m, momentum)
         return gradient + self.momentum * momentum if self.nesterov else momentum
 
-    def _matrix(self, value, variable):
-        """The kernel's values, or their gradients, as the matrix of the paper."""
+    def _matrix_shape(self, variable):
+        """Rows and columns of the matrix that a kernel is in the paper."""
+        # TensorFlow hands in its own variable, which does not know its path.
         ours = self._trainable_variables[self._get_variable_index(variable)]
         inputs = 2 if "/attention_output/" in ours.path and len(ours.shape) == 3 else 1
-        return ops.reshape(value, (math.prod(ours.shape[:inputs]), -1))
-
-    def _scale(self, shape):
-        """Makes the update as large as Adam's (arXiv 2502.16982)."""
-        return math.sqrt(max(shape)) * self.rms_rate
+        return math.prod(ours.shape[:inputs]), math.prod(ours.shape[inputs:])
 
 
 def _in_strategy() -> bool:

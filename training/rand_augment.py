@@ -41,7 +41,10 @@ def rand_augment(image: tf.Tensor, layers: int, magnitude: float, draws: tf.Tens
     >>> draws = tf.random.stateless_uniform((2, 2), seed)
     >>> image = rand_augment(image, 2, 10, draws)
     """
-    check(layers, magnitude)
+    if layers < 0:
+        raise ValueError(f"layers must be at least 0. Received: layers={layers}")
+    if not 0 <= magnitude <= 30:
+        raise ValueError(f"magnitude must be from 0 to 30. Received: magnitude={magnitude}")
     if image.shape[-1] not in (1, 3):
         raise ValueError(f"image must have 1 or 3 channels. Received: shape {image.shape}")
     shape = image.shape
@@ -56,14 +59,6 @@ def rand_augment(image: tf.Tensor, layers: int, magnitude: float, draws: tf.Tens
         image = tf.switch_case(chosen[layer], branches)
         image.set_shape(shape)
     return image
-
-
-def check(layers: int, magnitude: float) -> None:
-    """Raises ValueError for what `rand_augment` cannot do."""
-    if layers < 0:
-        raise ValueError(f"layers must be at least 0. Received: layers={layers}")
-    if not 0 <= magnitude <= 30:
-        raise ValueError(f"magnitude must be from 0 to 30. Received: magnitude={magnitude}")
 
 
 def operations(

@@ -7,6 +7,7 @@ its name (`override`), and the resolved recipe is written to the run folder as J
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -108,6 +109,28 @@ class Augment:
     repeats: int = 1
     """Repeated augmentation: versions of a picture in one batch."""
 
+    def __post_init__(self):
+        low, high = self.crop_area
+        if not 0 < low <= high <= 1:
+            raise ValueError(
+                "augment.crop_area must be two shares in (0, 1], the lesser first. "
+                f"Received: augment.crop_area={self.crop_area}"
+            )
+        for name, least, most in (
+            ("crop_padding", 0, math.inf),
+            ("rand_augment_layers", 0, math.inf),
+            ("rand_augment_magnitude", 0, 30),
+            ("color_jitter", 0, 1),
+            ("erasing", 0, 1),
+            ("cutout", 0, math.inf),
+            ("mixup", 0, math.inf),
+            ("cutmix", 0, math.inf),
+            ("repeats", 1, math.inf),
+        ):
+            if not least <= (value := getattr(self, name)) <= most:
+                rule = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+                raise ValueError(f"augment.{name} must be {rule}. Received: augment.{name}={value}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
@@ -163,6 +186,10 @@ class Recipe:
             raise ValueError(
                 "run must state either epochs or steps. Received: "
                 f"run.epochs={self.run.epochs}, run.steps={self.run.steps}"
+            )
+        if self.run.epochs is not None and self.run.epochs <= 0:
+            raise ValueError(
+                f"run.epochs must be greater than 0. Received: run.epochs={self.run.epochs}"
             )
 
     def steps(self, num_examples: int) -> int:
@@ -246,8 +273,7 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _replace(part: Any, path: list[str], value: Any, name: str) -> Any:
     field = path[0]
     if isinstance(part, dict):  # model.config
-        hints = typing.get_type_hints(ViTConfig)
-        return {**part, field: _typed(name, value, _known(hints, field, "model.config"))}
+        return {**part, **_typed("model.config", {".".join(path): value}, dict)}
     kind = _known(typing.get_type_hints(type(part)), field, type(part).__name__.lower())
     if len(path) > 1:
         inner = getattr(part, field)
@@ -297,8 +323,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             inner = [arguments[0]] * len(value) if many else arguments
             return tuple(_typed(name, v, k) for v, k in zip(value, inner, strict=True))
     elif origin is dict or kind is dict:
-        if isinstance(value, dict):
-            return value
+        if isinstance(value, dict):  # model.config
+            hints = typing.get_type_hints(ViTConfig)
+            return {k: _typed(f"{name}.{k}", v, _known(hints, k, name)) for k, v in value.items()}
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif kind is type(None):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,9 @@ def predict(model: keras.Model, batches: Iterable[tuple[Any, Any]]) -> Predictio
         own = np.take_along_axis(logits, classes[:, None], axis=-1)
         truth.append(classes)
         guess.append(logits.argmax(-1))
-        # Counted against the model where logits are equal, or an untrained head would look perfect.
-        among.append((logits >= own).sum(-1) <= 5)
+        # Counted against the model where logits are equal or no numbers: an untrained head, and one
+        # that broke, would look perfect.
+        among.append((~(logits < own)).sum(-1) <= 5)
     if not truth:
         raise ValueError("batches must hold at least one sample. Received: none")
     return Predictions(
@@ -131,7 +133,8 @@ def write(
     else:
         lines += ["None."]
     page = folder / "report.md"
-    go_on = _GO_ON.format(folder=folder, activation=recipe.loss.name)
+    quoted = shlex.quote(str(folder))
+    go_on = _GO_ON.format(folder=folder, quoted=quoted, activation=recipe.loss.name)
     page.write_text("\n".join(lines) + go_on, encoding="utf-8")
     return page
 
@@ -214,7 +217,7 @@ _GO_ON = """
 ## To go on
 
 ```
-python -m training.evaluate {folder}
+python -m training.evaluate {quoted}
 ```
 
 ```python
@@ -226,5 +229,5 @@ probabilities = keras.ops.{activation}(model.predict(images))
 ```
 
 `recipe.json` holds every setting of this run, `log.jsonl` its figures, a line an epoch;
-`tensorboard --logdir {folder}/logs` shows them while a run goes.
+`tensorboard --logdir {quoted}/logs` shows them while a run goes.
 """

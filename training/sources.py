@@ -25,8 +25,13 @@ MEMORY_LIMIT = 2**30
 PROBE_SECONDS = 3.0
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF87a", b"GIF89a")
-NOT_A_PICTURE = "{} must be a JPEG, PNG, BMP or GIF file. Its first bytes are {!r}"
+ENDS = {
+    b"\xff\xd8\xff": b"\xff\xd9",
+    b"\x89PNG\r\n\x1a\n": b"IEND\xaeB`\x82",
+    b"BM": None,
+    b"GIF8": None,
+}
+"""First bytes of a picture's file, and the last ones of a file that is whole, if they say so."""
 SLICE = re.compile(
     r"(?P<folder>[^\[\]]*)(\[((?P<first>\d{1,2}|100)%)?:((?P<last>\d{1,2}|100)%)?\])?"
 )
@@ -253,6 +258,11 @@ def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Spli
             f"data.{field} must have pictures of the splits {', '.join(splits)}. "
             f"Received: data.{field}={split!r}"
         ) from error
+    first = next(open(None).take(1).as_numpy_iterator())
+    if first["label"] < 0:
+        raise ValueError(
+            f"data.{field} must be a split with labels. Received: data.{field}={split!r}"
+        )
     # Pictures of one size are kept decoded, others as they are stored.
     size = builder.info.dataset_size if encoded else number * int(np.prod(shape))
     if not 0 < size <= MEMORY_LIMIT:  # 0: nobody knows
@@ -267,7 +277,9 @@ def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Spli
 
 def _open_folder(data: recipe.Data) -> Source:
     if data.path is None:
-        raise ValueError("data.path must name a folder for the source 'folder'. Received: None")
+        raise ValueError(
+            "data.path (--data) must name a folder for the source 'folder'. Received: None"
+        )
     root = Path(data.path).expanduser()
     if not root.is_dir():
         near = difflib.get_close_matches(root.name, _entries(root.parent), n=3)
@@ -314,31 +326,48 @@ def _pictures(root: Path, field: str, split: str) -> dict[str, list[Path]]:
             p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.name[0] != "."
         )
         if (first, last) != (0, 100):
-            files.sort(
-                key=lambda p: hashlib.sha256(p.relative_to(folder).as_posix().encode()).digest()
-            )
+            files.sort(key=lambda p: _hash(p.relative_to(folder)))
             files = files[round(len(files) * first / 100) : round(len(files) * last / 100)]
         found[path.name] = files
     return found
-
-
-def _folder_split(pictures: dict[str, list[Path]], labels: tuple[str, ...]) -> IndexedSplit:
-    paths = [path for files in pictures.values() for path in files]
-    numbers = [labels.index(label) for label, files in pictures.items() for _ in files]
-    with ThreadPoolExecutor(16) as pool:  # a folder may be far away
-        for path, start in zip(paths, pool.map(_first_bytes, paths), strict=True):
-            if not start.startswith(SIGNATURES):
-                raise ValueError(NOT_A_PICTURE.format(path, start[:8]))
-    return IndexedSplit([str(path) for path in paths], numbers, read=_read_picture)
 
 
 def _hash(path: Path) -> bytes:
     return hashlib.sha256(path.as_posix().encode()).digest()
 
 
-def _first_bytes(path: Path) -> bytes:
+def _folder_split(pictures: dict[str, list[Path]], labels: tuple[str, ...]) -> IndexedSplit:
+    paths = [path for files in pictures.values() for path in files]
+    numbers = [labels.index(label) for label in pictures]
+    numbers = np.repeat(numbers, [len(files) for files in pictures.values()])
+    with ThreadPoolExecutor(16) as pool:  # a folder may be far away
+        list(pool.map(_check_picture, paths))
+    return IndexedSplit([str(path) for path in paths], numbers, read=_read_picture)
+
+
+def _check_picture(path: Path) -> None:
+    """Raises ValueError for a file that is no picture or was cut off: in training, none is named.
+
+    Only the two ends are read. Where they leave it open, the picture is decoded.
+    """
     with open(path, "rb") as file:
-        return file.read(16)
+        start = file.read(8)
+        file.seek(max(0, path.stat().st_size - 8))
+        end = file.read()
+    kind = next((signature for signature in ENDS if start.startswith(signature)), None)
+    if kind is None:
+        raise ValueError(
+            f"{path} must be a JPEG, PNG, BMP or GIF file. Its first bytes are {start!r}"
+        )
+    if (last := ENDS[kind]) and end.endswith(last):
+        return
+    try:
+        tf.io.decode_image(path.read_bytes(), 3, expand_animations=False)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(
+            f"{path} must be a picture that TensorFlow decodes. "
+            "It is cut off, damaged or of a rare kind"
+        ) from error
 
 
 def _read_picture(path):

@@ -94,7 +94,7 @@ def _train(options: argparse.Namespace) -> int:
                 flush=True,
             )
 
-    verbose = 0 if options.quiet else 1 if sys.stdout.isatty() else 2
+    verbose = 0 if options.quiet else "auto"
     reached = fit.run(recipe, options.workdir, verbose=verbose, on_start=on_start)
     if not options.quiet:
         top5 = "" if reached["top5"] is None else f", top-5 {reached['top5']:.2%}"

@@ -78,6 +78,7 @@ CASES = {
         (2, 7, 20),
         {"drops": True, "bad": [{"gelu": "relu"}, {"dropout": 1.5}]},
     ),
+    "layer_norm": (layers.LayerNormalization, {"epsilon": 1e-6}, (2, 7, 20), {}),
     "layer_scale": (layers.LayerScale, {"initial_value": 0.3}, (2, 7, 20), {}),
     "patch_dropout": (
         layers.PatchDropout,
@@ -132,6 +133,30 @@ def test_check_layer_sees_a_forgotten_config_key():
 def test_every_layer_is_checked():
     checked = {cls for cls, *_ in CASES.values()}
     assert checked == {getattr(layers, name) for name in layers.__all__}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_layer_norm_is_that_of_keras(dtype):
+    x = np.random.default_rng(0).normal(1, 3, (2, 7, 20)).astype("float32")
+    ours = randomise_built(layers.LayerNormalization(epsilon=1e-3, dtype=dtype), x)
+    keras_own = keras.layers.LayerNormalization(epsilon=1e-3, dtype=dtype)
+    keras_own.build(x.shape)
+    keras_own.set_weights([to_numpy(w) for w in ours.weights])
+    wanted, got = (to_numpy(keras.ops.cast(f(x), "float32")) for f in (keras_own, ours))
+    tolerance = {"float32": 2e-6, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}[dtype]
+    np.testing.assert_allclose(got, wanted, atol=tolerance * np.abs(wanted).max())
+    keras_own.epsilon = 1.0  # the negative control
+    other = to_numpy(keras.ops.cast(keras_own(x), "float32"))
+    assert np.abs(other - wanted).max() > tolerance * np.abs(wanted).max()
+
+
+def test_mlp_trains_with_the_gelu_it_predicts_with():
+    x = np.random.default_rng(0).normal(0, 2, (2, 7, 20)).astype("float32")
+    for gelu in ("exact", "tanh"):
+        layer = randomise_built(layers.MLP(28, 20, gelu=gelu), x)
+        np.testing.assert_allclose(
+            to_numpy(layer(x, training=True)), to_numpy(layer(x)), rtol=1e-5, atol=2e-6
+        )
 
 
 def test_class_token_stands_at_its_index():

@@ -296,15 +296,9 @@ def test_without_mixing_a_batch_stays():
     ("image", "fields", "settings", "match"),
     (
         (np.zeros((24, 16, 3), "float32"), {}, Augment(), "image must be"),
-        (np.zeros((24, 16, 4), "uint8"), {}, Augment(), "in_channels=3"),
+        (np.zeros((24, 16, 4), "uint8"), {}, Augment(), "which have 4 channels"),
         (np.zeros((24, 16, 4), "uint8"), {"in_channels": 4}, ALL, "in_channels must"),
         (b"", {"in_channels": 4}, Augment(), "in_channels must"),
-        (
-            np.zeros((24, 16, 3), "uint8"),
-            {},
-            Augment(rand_augment_layers=1, rand_augment_magnitude=31),
-            "magnitude must",
-        ),
     ),
 )
 def test_augment_image_says_what_is_wrong(image, fields, settings, match):

@@ -196,8 +196,10 @@ def test_train_batches_of_encoded_pictures():
 
 
 def test_batch_larger_than_the_data(source):
-    with pytest.raises(ValueError, match="at most the 11 training .* batch_size=12"):
+    with pytest.raises(ValueError, match="from 1 to the 11 training .* batch_size=12"):
         data.train_batches(source, CONFIG, Augment(), 12, seed=0)
+    with pytest.raises(ValueError, match="at least 1.*batch_size=0"):
+        data.test_batches(source.test, CONFIG, 0, CLASSES)
 
 
 # -- test batches

@@ -309,10 +309,21 @@ def test_a_batch_larger_than_the_data_is_an_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["run.steps", "evaluation.every"])
-def test_lengths_of_nothing_are_an_error(name, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run.steps",
+        "run.steps_per_execution",
+        "evaluation.batch_size",
+        "evaluation.every",
+        "evaluation.few_shot",
+    ],
+)
+def test_numbers_of_nothing_are_an_error(name, tmp_path):
+    value = "[5,0]" if name == "evaluation.few_shot" else "0"
     with pytest.raises(ValueError, match=f"{name} must be at least 1. Received: {name}=0"):
-        fit.run(override(DIGITS, [f"{name}=0"]), tmp_path)
+        fit.run(override(DIGITS, [f"{name}={value}"]), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_found_before_training(tmp_path, monkeypatch):

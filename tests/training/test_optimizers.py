@@ -6,54 +6,21 @@ import keras
 import numpy as np
 import pytest
 from conformance import arrays, images, tiny_model, to_numpy
-from keras import ops
+from optimizer_steps import (
+    RATE,
+    apply,
+    make,
+    random_gradients,
+    recipe,
+    zero_gradients,
+)
 
 from training import optimizers
 from training.layer_decay import layer_factors
-from training.recipe import Data, Model, Optimizer, Recipe, Run, Schedule
+from training.recipe import Optimizer, Schedule
 
 NAMES = ["adamw", "adam", "sgd", "lamb", "muon"]
-RATE, DECAY = 0.01, 0.1
-CONSTANT = Schedule("constant")
-
-
-def recipe(schedule=CONSTANT, **options):
-    options = {"name": "adamw", "learning_rate": RATE, **options}
-    return Recipe(
-        "test",
-        Data("digits"),
-        Model(),
-        Run(batch_size=4, steps=10),
-        optimizer=Optimizer(**options),
-        schedule=schedule,
-    )
-
-
-def make(model, steps=10, **options):
-    optimizer = optimizers.make_optimizer(recipe(**options), model, steps)
-    optimizer.build(model.trainable_variables)
-    return optimizer
-
-
-def apply(optimizer, model, gradients):
-    """One batch, as `fit` applies it."""
-    gradients = [ops.convert_to_tensor(gradients[v.path]) for v in model.trainable_variables]
-    if keras.backend.backend() == "torch":
-        import torch
-
-        with torch.no_grad():
-            optimizer.apply(gradients, model.trainable_variables)
-    else:
-        optimizer.apply(gradients, model.trainable_variables)
-
-
-def random_gradients(model, seed):
-    rng = np.random.default_rng(seed)
-    return {v.path: rng.normal(size=v.shape).astype("float32") for v in model.trainable_variables}
-
-
-def zero_gradients(model):
-    return {v.path: np.zeros(v.shape, "float32") for v in model.trainable_variables}
+DECAY = 0.1
 
 
 def rates(schedule, steps):
@@ -207,61 +174,6 @@ def test_layer_decay_scales_the_step_of_every_optimiser(name):
             steps[1][path], factor * steps[0][path], rtol=1e-3, atol=1e-6, err_msg=path
         )
         assert np.abs(steps[0][path]).max() > 1e-4
-
-
-# -- Muon
-
-
-def newton_schulz(matrix):
-    """Five steps of the quintic iteration, on the wide side."""
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = x / np.linalg.norm(x)
-    for _ in range(5):
-        a = x @ x.T
-        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
-
-
-@pytest.mark.parametrize(
-    ("path", "rows"),
-    [
-        ("encoder_block_1/attention/query/kernel", 20),
-        ("encoder_block_0/attention/attention_output/kernel", 15),
-        ("encoder_block_0/mlp/dense_1/kernel", 20),
-    ],
-)
-def test_muon_orthogonalises_kernels_as_matrices(path, rows):
-    model = tiny_model("wide_heads")  # 5 heads of size 3: (20, 5, 3) and (5, 3, 20)
-    optimizer = make(model, name="muon", momentum=0.8)
-    before, gradients = arrays(model), [random_gradients(model, seed) for seed in range(2)]
-    for grads in gradients:
-        apply(optimizer, model, grads)
-
-    def wanted(rows):
-        value, m = before[path].astype("float64"), 0.0
-        for grads in gradients:
-            m = 0.8 * m + grads[path]
-            matrix = (grads[path] + 0.8 * m).reshape(rows, -1)  # Nesterov's
-            update = newton_schulz(matrix) * 0.2 * np.sqrt(max(matrix.shape))
-            value = value - RATE * update.reshape(value.shape)
-        return value
-
-    np.testing.assert_allclose(arrays(model)[path], wanted(rows), atol=1e-5)
-    # The negative control: the same numbers as a matrix of another shape.
-    assert np.abs(arrays(model)[path] - wanted(rows // 5 if rows != 20 else 4)).max() > 1e-4
-
-
-def test_muon_takes_the_kernels_of_the_blocks_and_adam_the_rest():
-    model = tiny_model("registers", representation_size=11)
-    optimizer = make(model, name="muon")
-    muon = {
-        v.path
-        for v in model.trainable_variables
-        if optimizer.adam_velocities[optimizer._get_variable_index(v)] is None
-    }
-    kernels = [path for path in arrays(model) if path.endswith("kernel")]
-    assert muon == {path for path in kernels if path.startswith("encoder_block_")}
-    assert len(muon) == 2 * 6 and len(kernels) == 2 * 6 + 3
 
 
 # -- clipping, accumulation, averages

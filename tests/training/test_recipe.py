@@ -81,6 +81,15 @@ def test_override_takes_the_last_of_two():
         ("optimizer.learning_rate", ["NAME=VALUE"]),
         ("run.epochs=null", ["epochs", "steps"]),
         ("optimizer.learning_rate=NaN", ["optimizer.learning_rate"]),
+        ("model.config.width.x=3", ["width.x", "width"]),
+        ('model.config={"widht": 3}', ["widht", "width"]),
+        ('model.config={"width": "wide"}', ["model.config.width", "int", "'wide'"]),
+        ("run.epochs=0", ["run.epochs", "greater than 0"]),
+        ("augment.repeats=0", ["augment.repeats", "at least 1"]),
+        ("augment.mixup=-0.2", ["augment.mixup", "at least 0"]),
+        ("augment.erasing=25", ["augment.erasing", "from 0 to 1"]),
+        ("augment.rand_augment_magnitude=31", ["augment.rand_augment_magnitude", "from 0 to 30"]),
+        ("augment.crop_area=[1,0.08]", ["augment.crop_area", "lesser first"]),
     ],
 )
 def test_a_bad_setting_is_refused_and_says_why(setting, words):
@@ -122,6 +131,8 @@ def test_from_dict_checks_names_and_types():
         Recipe.from_dict({**fields, "run": {**fields["run"], "seed": "x"}})
     with pytest.raises(ValueError, match="modle.*near: model"):
         Recipe.from_dict({**fields, "modle": {}})
+    with pytest.raises(ValueError, match="widht.*near: width"):
+        Recipe.from_dict({**fields, "model": {"config": {"widht": 3}}})
 
 
 def test_differences_name_each_field_that_changed():

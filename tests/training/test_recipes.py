@@ -32,8 +32,8 @@ SETS = {
 # Steps of the whole run, the end of warm-up, the peak and what is left of it at the last step.
 RATES = {
     "digits": (1796, 180, 2e-3, 0.0),
-    "fashion_mnist": (5625, 300, 1e-2, 0.0),
-    "cifar10_scratch": (12_500, 400, 1e-2, 0.0),
+    "fashion_mnist": (5625, 300, 5e-3, 0.0),
+    "cifar10_scratch": (10_156, 400, 5e-3, 0.0),
     "cifar10_finetune": (10_000, 500, 0.03, 0.0),
     "cifar100_finetune": (10_000, 500, 0.03, 0.0),
     "flowers_finetune": (500, 100, 0.03, 0.0),
@@ -41,15 +41,13 @@ RATES = {
     "imagenet1k_deit_s16": (375_342, 6255, 1e-3, 1e-5),
     "imagenet1k_deit3_b16": (500_456, 3130, 3e-3, 0.0),
     "augreg_vit_b16": (92_897, 10_000, 1e-3, 0.0),
-    "folder": (312, 50, 1e-4, 0.0),
+    "folder": (312, 15, 1e-4, 0.0),
 }
 FINETUNE = Augment(crop="inception", crop_area=(0.05, 1.0), flip=True)
 AUGMENT = {
     "digits": Augment(),
     "fashion_mnist": Augment(crop="pad", crop_padding=2, flip=True),
-    "cifar10_scratch": Augment(
-        crop="pad", flip=True, rand_augment_layers=1, rand_augment_magnitude=7, mixup=0.2
-    ),
+    "cifar10_scratch": Augment(crop="pad", flip=True),
     "cifar10_finetune": FINETUNE,
     "cifar100_finetune": FINETUNE,
     "flowers_finetune": FINETUNE,

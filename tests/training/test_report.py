@@ -49,6 +49,8 @@ def test_top5_gives_nothing_for_equal_logits_and_is_left_out_for_few_classes():
     labels = np.arange(8) % 8
     untrained = report.predict(model_of(np.zeros((8, 8))), batches_of(labels, 8, 3))
     assert untrained.top5 == 0.0 and untrained.top1 == 1 / 8
+    broken = report.predict(model_of(np.full((8, 8), np.nan)), batches_of(labels, 8, 3))
+    assert broken.top5 == 0.0 and broken.top1 <= 1 / 8
     few = report.predict(model_of(np.eye(5)), batches_of(np.arange(5), 5, 2))
     assert few.top5 is None and few.top1 == 1.0
 
@@ -105,9 +107,12 @@ def test_report_says_what_was_reached_and_how_to_go_on(num_classes, tmp_path):
 
 def test_report_without_labels_mistakes_or_drawing(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "DRAWN", 2)
-    write_log(tmp_path, 0)
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    write_log(folder, 0)
     sigmoid = Recipe("s", Data("digits"), Model(), Run(4, epochs=1), loss=Loss("sigmoid"))
-    page = report.write(tmp_path, sigmoid, random_predictions(3, right=1.0), {})
+    page = report.write(folder, sigmoid, random_predictions(3, right=1.0), {})
     text = page.read_text()
     assert "None." in text and "keras.ops.sigmoid" in text
-    assert not list(tmp_path.glob("*.png"))
+    assert f"training.evaluate '{folder}'\n" in text  # as a shell wants it
+    assert not list(folder.glob("*.png"))

@@ -183,6 +183,23 @@ def test_tfds_unknown_split_names_those_there_are(data_dir, split):
         sources.open_source(Data("tfds:fixed", data_dir, test=split))
 
 
+@pytest.mark.parametrize("limit", [1, sources.MEMORY_LIMIT])
+def test_tfds_split_without_labels_is_refused(data_dir, monkeypatch, limit):
+    monkeypatch.setattr(sources, "MEMORY_LIMIT", limit)
+    builder = type(tfds.builder("fixed", data_dir=data_dir))
+    read = builder.as_dataset
+
+    def unlabelled(self, **arguments):
+        dataset = read(self, **arguments)
+        if arguments["split"] == "train":
+            return dataset
+        return dataset.map(lambda e: {**e, "label": tf.constant(-1, tf.int64)})
+
+    monkeypatch.setattr(builder, "as_dataset", unlabelled)
+    with pytest.raises(ValueError, match="data.test must be a split with labels.*'validation'"):
+        sources.open_source(Data("tfds:fixed", data_dir, "train", "validation"))
+
+
 def test_tfds_set_without_pictures_says_what_it_has(tmp_path):
     with pytest.raises(ValueError, match="a set of pictures.*'sentence': Text"):
         sources.open_source(Data("tfds:glue/cola", str(tmp_path)))
@@ -323,7 +340,7 @@ def test_folder_missing_part_says_what_is_there(folder):
 
 
 def test_folder_path(folder):
-    with pytest.raises(ValueError, match="data.path must name a folder"):
+    with pytest.raises(ValueError, match=r"data.path \(--data\) must name a folder"):
         sources.open_source(Data("folder"))
     with pytest.raises(ValueError, match=f"near: {folder.name}"):
         sources.open_source(Data("folder", str(folder) + "x"))
@@ -352,3 +369,26 @@ def test_folder_file_that_is_no_picture_is_named(folder, content):
     (folder / "train" / "rose" / "bad.jpg").write_bytes(content)
     with pytest.raises(ValueError, match=r"rose/bad.jpg must be a JPEG.*b'"):
         sources.open_source(Data("folder", str(folder)))
+
+
+def keep(content, share=1.0, behind=b""):
+    return content[: round(share * len(content))] + behind
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_folder_file_that_was_cut_off_is_named(folder, suffix, part):
+    path = folder / part / "rose" / f"cut.{suffix}"
+    write(path, 5, (40, 30))
+    path.write_bytes(keep(path.read_bytes(), 0.8))
+    with pytest.raises(ValueError, match=rf"{part}/rose/cut.{suffix} must be a picture .*cut off"):
+        sources.open_source(Data("folder", str(folder)))
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp"])
+def test_folder_file_that_is_whole_may_have_more_behind_it(folder, suffix):
+    path = folder / "train" / "rose" / f"more.{suffix}"
+    write(path, 5, (40, 30))
+    if suffix != "bmp":
+        path.write_bytes(keep(path.read_bytes(), behind=b"what a camera adds"))
+    assert sources.open_source(Data("folder", str(folder))).train.num_examples == 7

@@ -1,5 +1,4 @@
-"""CIFAR-10 from nothing, with a plain ViT.
-"""
+"""CIFAR-10 from nothing, with a plain ViT."""
 
 from training.recipe import (
     Augment,

@@ -1,5 +1,4 @@
-"""Fashion-MNIST: 60,000 + 10,000 grey pictures of 28x28 pixels.
-"""
+"""Fashion-MNIST: 60,000 + 10,000 grey pictures of 28x28 pixels."""
 
 from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
 
@@ -25,7 +24,7 @@ def fashion_mnist() -> Recipe:
             },
         ),
         run=Run(batch_size=128, epochs=12, precision="mixed_bfloat16"),
-        optimizer=Optimizer("muon", learning_rate=0.01, momentum=0.95, weight_decay=0.05),
+        optimizer=Optimizer("muon", learning_rate=0.005, momentum=0.95, weight_decay=0.1),
         schedule=Schedule(warmup_steps=300),
         augment=Augment(crop="pad", crop_padding=2, flip=True),
         loss=Loss("softmax", label_smoothing=0.1),

@@ -4,7 +4,8 @@
 
 Command: `python -m training.train --recipe folder --data flowers --workdir runs/flowers`
     A model of ImageNet-21k is fetched once; `--set model.weights=FILE` starts from another.
-Hardware: one GPU; on a CPU take `--set model.variant=vit_ti16` or `model.method=linear_probe`.
+Hardware: one GPU; on a CPU take `--set model.variant=vit_ti16` or
+    `--set model.method=linear_probe`.
 Reach: what the pictures allow.
 Source: the fine-tuning settings of the ViT paper at 224 px, with AdamW, which asks for less tuning.
 """
@@ -22,6 +23,6 @@ def folder() -> Recipe:
         optimizer=Optimizer(
             "adamw", learning_rate=1e-4, weight_decay=0.05, global_clipnorm=1.0, layer_decay=0.75
         ),
-        schedule=Schedule(warmup_steps=50),
+        schedule=Schedule(warmup_steps=15),
         augment=Augment(crop="inception", crop_area=(0.3, 1.0), flip=True),
     )

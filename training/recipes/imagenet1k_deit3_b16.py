@@ -3,7 +3,8 @@
 Command: `python -m training.train --recipe imagenet1k_deit3_b16 --workdir runs/deit3_b16`
 Hardware: the source trained on 32 GPUs.
 Reach: 83.8 % after 800 epochs (S 81.4 %, L 84.9 %, H 85.2 %).
-    S: `--set model.variant=vit_s16 optimizer.learning_rate=4e-3 model.config.drop_path=0.05`.
+    S: `--set model.variant=vit_s16 --set optimizer.learning_rate=4e-3
+    --set model.config.drop_path=0.05`.
     Not run: it needs GPUs and ImageNet.
 Source: the paper. It trains B at 192 px and goes on at 224 for 20 epochs; so does
     `--set model.config.image_size=192`, then `--set model.weights=runs/.../model.keras`.
