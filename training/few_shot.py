@@ -77,6 +77,10 @@ def evaluate(
     Returns:
         "few_shot_5" -> accuracy, for each of `shots`.
     """
+    if keras.backend.backend() == "jax":
+        # SwapEMAWeights leaves one array to two variables, and predicting gives it away.
+        for weight in model.weights:
+            weight.assign(np.array(weight))
     backbone = model.features()
     if len(backbone.output_shape) != 2:
         raise ValueError(

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conformance import tiny_model, to_numpy
+from conformance import arrays, tiny_model, to_numpy
 from sklearn.linear_model import Ridge
 
 from training import few_shot
@@ -146,3 +146,23 @@ def test_callback_sees_the_weights_of_its_epoch():
     after = few_shot.evaluate(model, train, test, **arguments)
     assert {name: history[name] for name in after} == {name: [v] for name, v in after.items()}
     assert before != after
+
+
+def test_callback_sees_the_averages_that_are_swapped_in(monkeypatch):
+    seen, evaluate = [], few_shot.evaluate
+
+    def spy(model, *args, **kwargs):
+        seen.append(arrays(model)["head/kernel"])
+        return evaluate(model, *args, **kwargs)
+
+    monkeypatch.setattr(few_shot, "evaluate", spy)
+    for swap in (True, False):
+        model = tiny_model(depth=1, pooling="mean", final_norm="after_pooling")
+        train, test = pictures(model.config, 24, seed=0), pictures(model.config, 14, seed=1)
+        optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+        model.compile(optimizer, keras.losses.CategoricalCrossentropy(from_logits=True))
+        swapper = keras.callbacks.SwapEMAWeights(swap_on_epoch=swap)
+        callbacks = [swapper, few_shot.FewShot(train, test, (1,), seeds=1)]
+        model.fit(train, epochs=1, shuffle=False, callbacks=callbacks, verbose=0)
+        error = np.abs(arrays(model)["head/kernel"] - seen[-1]).max()  # `fit` leaves the averages
+        assert (error < 1e-5) == swap
