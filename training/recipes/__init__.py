@@ -9,6 +9,7 @@ NAMES = (
     "digits",
     "fashion_mnist",
     "cifar10_scratch",
+    "cifar10_scratch_long",
     "cifar10_finetune",
     "cifar100_finetune",
     "flowers_finetune",
