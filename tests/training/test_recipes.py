@@ -46,36 +46,28 @@ RATES = {
     "folder": (312, 15, 1e-4, 0.0),
 }
 FINETUNE = Augment(crop="inception", crop_area=(0.05, 1.0), flip=True)
+DEIT = Augment(
+    crop="inception",
+    flip=True,
+    rand_augment_layers=2,
+    rand_augment_magnitude=9,
+    erasing=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+    repeats=3,
+)
 AUGMENT = {
     "digits": Augment(),
     "fashion_mnist": Augment(crop="pad", crop_padding=2, flip=True),
     "cifar10_scratch": Augment(crop="pad", flip=True),
-    "cifar10_scratch_long": Augment(
-        crop="pad",
-        flip=True,
-        rand_augment_layers=2,
-        rand_augment_magnitude=9,
-        erasing=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-        repeats=3,
-    ),
+    "cifar10_scratch_long": dataclasses.replace(DEIT, crop="pad"),
     "cifar10_finetune": FINETUNE,
     "cifar100_finetune": FINETUNE,
     "flowers_finetune": FINETUNE,
     "imagenet1k_vit_s16": dataclasses.replace(
         FINETUNE, rand_augment_layers=2, rand_augment_magnitude=10, mixup=0.2
     ),
-    "imagenet1k_deit_s16": Augment(
-        crop="inception",
-        flip=True,
-        rand_augment_layers=2,
-        rand_augment_magnitude=9,
-        erasing=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-        repeats=3,
-    ),
+    "imagenet1k_deit_s16": DEIT,
     "imagenet1k_deit3_b16": Augment(
         crop="inception",
         flip=True,
