@@ -1,10 +1,16 @@
-"""Fashion-MNIST: 60,000 + 10,000 grey pictures of 28x28 pixels."""
+"""Fashion-MNIST: 60,000 + 10,000 grey pictures of 28x28 pixels.
+
+Command: `python -m training.train --recipe fashion_mnist --workdir runs/fashion`
+Hardware: two CPU cores: 13 minutes, with as much other work beside it.
+Reach: 91 % (91.61 % in the one run there was, TensorFlow, November 2026).
+Source: our own settings.
+"""
 
 from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
 
 
 def fashion_mnist() -> Recipe:
-    """ViT of 0.6 M parameters on 4x4 pixels, trained with Muon."""
+    """ViT of 0.5 M parameters on 4x4 pixels, trained with Muon."""
     return Recipe(
         name="fashion_mnist",
         data=Data("tfds:fashion_mnist"),
