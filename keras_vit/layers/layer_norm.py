@@ -6,13 +6,13 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """`keras.layers.LayerNormalization` over the last axis, two thirds of its time on TensorFlow.
+    """`keras.layers.LayerNormalization` over the last axis, cheaper to train on TensorFlow.
 
     Shapes: B batch, T tokens, D width.
 
-    `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, in at least float32. Keras computes the
-    mean twice there and folds gamma and beta in first, which costs tensors the gradient must read
-    again. On other backends a kernel or a compiler does all of it at once: Keras' own path.
+    `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, in at least float32, with the
+    deviation from the mean computed once. On other backends a kernel or a compiler does all of it
+    at once: Keras' own path.
 
     Args:
         **kwargs: Arguments of `keras.layers.LayerNormalization`.
