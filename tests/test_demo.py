@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 import keras_vit
-from training import demo, fit, recipes
+from training import build, demo, fit, recipes
 
 
 def test_digits_reach_95_percent(tmp_path):
@@ -15,8 +15,8 @@ def test_digits_reach_95_percent(tmp_path):
     assert reached["top1"] > 0.95
     # The negative control: the same pictures mean nothing to a model that was never trained.
     source = fit.open_source(recipe.data)
-    untrained = keras_vit.ViT(fit.build_model(recipe, source).config)
-    fit.compile_model(untrained, recipe, 1000)
+    untrained = keras_vit.ViT(build.build_model(recipe, source).config)
+    build.compile_model(untrained, recipe, 1000)
     batches = fit.test_batches(source.test, untrained.config, 32, 10)
     assert untrained.evaluate(batches, verbose=0, return_dict=True)["accuracy"] < 0.2
 

@@ -17,17 +17,23 @@ import tensorflow as tf
 
 from keras_vit import ViTConfig
 from keras_vit.preprocessing import Preprocessing
-from training import recipe
+from training import recipe, sources
 from training.augment import augment_image, mix_batch, normalise
 from training.decode import decode
-from training.sources import Source, open_source
-from training.splits import IndexedSplit, Split
+from training.sources import Source
+from training.splits import IndexedSplit, Part, Split
 
-__all__ = ["Source", "Split", "open_source", "test_batches", "train_batches"]
+__all__ = ["Part", "Source", "Split", "open_source", "test_batches", "train_batches"]
 
 logger = logging.getLogger(__name__)
 
 MIX_SEED = 2**32  # no picture's seed: seeds of a run are smaller
+
+
+def open_source(data: recipe.Data) -> Source:
+    """The pictures that a recipe states: `training.sources.open_source`, off the GPUs of others."""
+    _leave_accelerators()  # before TensorFlow makes its first tensor
+    return sources.open_source(data)
 
 
 def train_batches(
@@ -37,8 +43,13 @@ def train_batches(
     batch_size: int,
     seed: int,
     start_step: int = 0,
+    process: int = 0,
+    processes: int = 1,
 ) -> tf.data.Dataset:
     """Training batches without end, all of one size; they run on across the end of an epoch.
+
+    Of several processes each makes its part of every batch, and all parts together are the batch
+    that one process would make.
 
     Args:
         source: What `open_source` returns.
@@ -47,6 +58,8 @@ def train_batches(
         batch_size: Pictures in a batch.
         seed: Decides order and augmentation.
         start_step: The first batch. What follows is, bit for bit, what follows it in a run from 0.
+        process: The number of this process.
+        processes: How many there are.
 
     Returns:
         Pairs of float32 images (B, H, W, C) and float32 targets (B, num_classes).
@@ -59,8 +72,16 @@ def train_batches(
         )
     _leave_accelerators()
     start = start_step * batch_size
+    mixes = augment.mixup or augment.cutmix
+    part, size = None, batch_size
+    if processes > 1:
+        part = Part.of(batch_size, process, processes)
+        size = len(part.positions)
+        if mixes:  # with what it mixes its own with behind them: half a batch before
+            others = tuple((i - batch_size // 2) % batch_size for i in part.positions)
+            part = Part(batch_size, part.positions + others)
     if _whole_batches(split, config, augment):
-        batches = split.shuffled(seed, start, augment.repeats, batch_size=batch_size)
+        batches = split.shuffled(seed, start, augment.repeats, part, batch_size)
     else:
 
         def picture(example):
@@ -68,16 +89,18 @@ def train_batches(
             image = augment_image(example["image"], config, augment, pair)
             return {"image": image, "label": example["label"]}
 
-        examples = split.shuffled(seed, start, augment.repeats)
-        batches = examples.map(picture, tf.data.AUTOTUNE).batch(batch_size, drop_remainder=True)
+        examples = split.shuffled(seed, start, augment.repeats, part)
+        made = len(part.positions) if part else batch_size
+        batches = examples.map(picture, tf.data.AUTOTUNE).batch(made, drop_remainder=True)
 
     def finish(step, batch):
         images = normalise(batch["image"], config)
         targets = tf.one_hot(batch["label"], source.num_classes)
-        if not (augment.mixup or augment.cutmix):
+        if not mixes:
             return images, targets
         pair = tf.stack([tf.constant(seed + MIX_SEED, tf.int64), step])
-        return mix_batch(images, targets, augment, pair)
+        images, targets = mix_batch(images, targets, augment, pair)
+        return images[:size], targets[:size]
 
     batches = batches.enumerate(start_step).map(finish, tf.data.AUTOTUNE)
     batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
@@ -85,36 +108,56 @@ def train_batches(
 
 
 def test_batches(
-    split: Split, config: ViTConfig, batch_size: int, num_classes: int
+    split: Split,
+    config: ViTConfig,
+    batch_size: int,
+    num_classes: int,
+    part: Part | None = None,
 ) -> tf.data.Dataset:
     """Every picture once, in order, as `preprocess` makes it; the last batch is partial.
+
+    With a `part`, for devices that share each batch, all batches are of one size and have weights:
+    what fills up the last one weighs 0, and the others so much more that sums of weighted losses,
+    divided by the number of samples, are what they would be without it. Metrics have to be
+    `weighted_metrics` then.
 
     Args:
         split: A split of a source.
         config: The model's config.
         batch_size: Pictures in a batch.
         num_classes: Size of a target.
+        part: What this process makes of each batch.
 
     Returns:
-        Pairs of float32 images (B, H, W, C) and float32 targets (B, num_classes), of known number.
+        Pairs of float32 images (B, H, W, C) and float32 targets (B, num_classes), of known number;
+        with a `part`, triples with float32 weights (B,).
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1. Received: batch_size={batch_size}")
     _leave_accelerators()
+    if part is not None and part.batch_size != batch_size:
+        raise ValueError(
+            f"part must be of batches of {batch_size}. Received: part of {part.batch_size}"
+        )
     layer = Preprocessing(config, dtype="float32")  # whatever precision the model trains in
 
     def batch_of(example):
         images = layer(decode(example["image"], config.in_channels))
-        return images, tf.one_hot(example["label"], num_classes)
+        targets = tf.one_hot(example["label"], num_classes)
+        if part is None:
+            return images, targets
+        weight = part.padded(split.num_examples) / split.num_examples
+        return images, targets, tf.where(example["number"] < split.num_examples, weight, 0.0)
 
     def picture(example):
-        image, target = batch_of(example)
-        return tf.ensure_shape(image, config.input_shape), target
+        image, *others = batch_of(example)
+        return tf.ensure_shape(image, config.input_shape), *others
 
     if _is_array(split):
-        dataset = split.ordered(batch_size=batch_size).map(batch_of, tf.data.AUTOTUNE)
+        dataset = split.ordered(part, batch_size).map(batch_of, tf.data.AUTOTUNE)
     else:
-        dataset = split.ordered().map(picture, tf.data.AUTOTUNE).batch(batch_size)
+        size = len(part.positions) if part else batch_size
+        dataset = split.ordered(part).map(picture, tf.data.AUTOTUNE).batch(size)
     number = -(-split.num_examples // batch_size)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(_options())

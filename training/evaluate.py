@@ -128,7 +128,7 @@ def _load(source: str | Path):
     import keras
 
     import keras_vit
-    from training import fit
+    from training.distribution.devices import jit_compile
 
     if Path(source).suffix != ".keras":
         model = keras_vit.from_pretrained(source)
@@ -138,7 +138,7 @@ def _load(source: str | Path):
         model = keras.saving.load_model(source, compile=False)
     if not isinstance(model, keras_vit.ViT):
         raise ValueError(f"model must be a ViT. Received: {source}, a {type(model).__name__}")
-    if not fit.jit_compile():
+    if not jit_compile():
         model.jit_compile = False
     return model
 

@@ -32,7 +32,7 @@ def make_optimizer(
             "accumulate must be at least 1 and at most the batches of the run. "
             f"Received: accumulate={every!r}, steps={steps!r}"
         )
-    schedule = make_schedule(recipe.schedule, options.learning_rate, steps // every)
+    schedule = make_schedule(recipe.schedule, recipe.learning_rate, steps // every)
     arguments = {
         "learning_rate": schedule if every == 1 else PerUpdate(schedule, every),
         "weight_decay": options.weight_decay or None,

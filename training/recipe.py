@@ -51,7 +51,10 @@ class Optimizer:
 
     name: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
     learning_rate: float = 1e-3
-    """The peak."""
+    """The peak, for the whole batch of all devices."""
+    base_batch: int | None = None
+    """The batch that `learning_rate` is for; another one moves it in proportion
+    (arXiv 1706.02677). None: it is for any batch."""
     weight_decay: float = 0.0
     """Of kernels only. Keras multiplies it by the learning rate."""
     momentum: float = 0.9
@@ -191,12 +194,25 @@ class Recipe:
             raise ValueError(
                 f"run.epochs must be greater than 0. Received: run.epochs={self.run.epochs}"
             )
+        if self.optimizer.base_batch is not None and self.optimizer.base_batch < 1:
+            raise ValueError(
+                "optimizer.base_batch must be at least 1. "
+                f"Received: optimizer.base_batch={self.optimizer.base_batch}"
+            )
 
     def steps(self, num_examples: int) -> int:
         """Batches in the whole run."""
         if self.run.steps is not None:
             return self.run.steps
         return max(1, round(self.run.epochs * num_examples / self.run.batch_size))
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak for this run's batch, all of what is averaged for one update."""
+        rate, base = self.optimizer.learning_rate, self.optimizer.base_batch
+        if base is None:
+            return rate
+        return rate * self.run.batch_size * self.optimizer.accumulate / base
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -6,6 +6,7 @@ number, so a run goes on from any sample at no cost and bit for bit. A stream of
 (`StreamedSplit`) is shuffled by files and in a buffer, and has to read what it skips.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,6 +15,38 @@ import tensorflow as tf
 
 BLOCK = 64
 SHUFFLE_BUFFER = 8192  # encoded pictures, 0.9 GB of ImageNet's
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which samples of each batch a process makes, where several train together.
+
+    Args:
+        batch_size: Samples in a batch of all processes.
+        positions: This process' places in it, in its own order.
+    """
+
+    batch_size: int
+    positions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch_size: int, process: int, processes: int) -> "Part":
+        """The part of one of several processes, which get equal ones, in order."""
+        if batch_size % processes:
+            raise ValueError(
+                f"batch_size must be a multiple of the {processes} processes. "
+                f"Received: batch_size={batch_size}"
+            )
+        size = batch_size // processes
+        return cls(batch_size, tuple(range(process * size, (process + 1) * size)))
+
+    def padded(self, num_examples: int) -> int:
+        """The samples of whole batches."""
+        return -(-num_examples // self.batch_size) * self.batch_size
+
+    def take(self, batch):
+        """Its own rows of a batch."""
+        return tf.nest.map_structure(lambda values: tf.gather(values, self.positions), batch)
 
 
 class Split(Protocol):
@@ -25,7 +58,9 @@ class Split(Protocol):
 
     num_examples: int
 
-    def shuffled(self, seed: int, start: int = 0, repeats: int = 1) -> tf.data.Dataset:
+    def shuffled(
+        self, seed: int, start: int = 0, repeats: int = 1, part: Part | None = None
+    ) -> tf.data.Dataset:
         """Examples without end, in a new order every epoch.
 
         Args:
@@ -33,11 +68,17 @@ class Split(Protocol):
             start: Number of the first sample: what is left of a run that was cut off there.
             repeats: How often a picture comes, one right after the other. `num_examples` samples
                 are an epoch still, and `repeats` of them show every picture `repeats` times.
+            part: Only these of each batch.
         """
         ...
 
-    def ordered(self) -> tf.data.Dataset:
-        """Every example once, in the order they are stored in."""
+    def ordered(self, part: Part | None = None) -> tf.data.Dataset:
+        """Every example once, in the order they are stored in.
+
+        Args:
+            part: Only these of each batch. The last batch is filled up from the first, with numbers
+                of `num_examples` and more.
+        """
         ...
 
 
@@ -61,9 +102,9 @@ class IndexedSplit:
         if self.num_examples and np.min(self.labels) < 0:
             raise ValueError("A split must have a label for every picture; this one has none")
 
-    def shuffled(self, seed, start=0, repeats=1, batch_size=None):
+    def shuffled(self, seed, start=0, repeats=1, part=None, batch_size=None):
         """As `Split` has it, or in whole batches."""
-        size = batch_size or BLOCK
+        size = part.batch_size if part else batch_size or BLOCK
         first, skipped = divmod(start, self.num_examples * repeats)
 
         def one_epoch(epoch):
@@ -77,15 +118,23 @@ class IndexedSplit:
         blocks = indices.batch(size, drop_remainder=True).enumerate()
 
         def examples(block, index):
-            return self._at(index, start + block * size + tf.range(size, dtype=tf.int64))
+            pair = index, start + block * size + tf.range(size, dtype=tf.int64)
+            return self._at(*(part.take(pair) if part else pair))
 
         dataset = blocks.map(examples, tf.data.AUTOTUNE)
         return dataset if batch_size else self._one_by_one(dataset)
 
-    def ordered(self, batch_size=None):
-        """As `Split` has it, or in whole batches, the last one partial."""
-        numbers = tf.data.Dataset.range(self.num_examples).batch(batch_size or BLOCK)
-        dataset = numbers.map(lambda number: self._at(number, number), tf.data.AUTOTUNE)
+    def ordered(self, part=None, batch_size=None):
+        """As `Split` has it, or in whole batches, the last one partial where there is no part."""
+        size = part.padded(self.num_examples) if part else self.num_examples
+        numbers = tf.data.Dataset.range(size)
+        numbers = numbers.batch(part.batch_size if part else batch_size or BLOCK)
+
+        def examples(number):
+            number = part.take(number) if part else number
+            return self._at(number % self.num_examples, number)
+
+        dataset = numbers.map(examples, tf.data.AUTOTUNE)
         return dataset if batch_size else self._one_by_one(dataset)
 
     def _at(self, index, number):
@@ -112,8 +161,11 @@ class StreamedSplit:
         self.num_examples = num_examples
         self.open = open
 
-    def shuffled(self, seed, start=0, repeats=1):
-        """As `Split` has it. It reads, but does not decode, the epoch's samples before `start`."""
+    def shuffled(self, seed, start=0, repeats=1, part=None):
+        """As `Split` has it. It reads, but does not decode, the epoch's samples before `start`.
+
+        Nor does it decode those of other processes.
+        """
         first, skipped = divmod(start // repeats, self.num_examples)
 
         @tf.autograph.experimental.do_not_convert
@@ -134,8 +186,18 @@ class StreamedSplit:
             dataset = dataset.flat_map(
                 lambda example: tf.data.Dataset.from_tensors(example).repeat(repeats)
             ).skip(start % repeats)
-        return dataset.enumerate(start).map(lambda number, e: {**e, "number": number})
+        dataset = dataset.enumerate(start).map(lambda number, e: {**e, "number": number})
+        return self._part_of(dataset, part)
 
-    def ordered(self):
+    def ordered(self, part=None):
         """As `Split` has it."""
-        return self.open(None).enumerate().map(lambda number, e: {**e, "number": number})
+        dataset = self.open(None)
+        if part:
+            dataset = dataset.repeat().take(part.padded(self.num_examples))
+        dataset = dataset.enumerate().map(lambda number, e: {**e, "number": number})
+        return self._part_of(dataset, part)
+
+    def _part_of(self, dataset, part):
+        if part is None:
+            return dataset
+        return dataset.batch(part.batch_size, drop_remainder=True).map(part.take).unbatch()

@@ -47,6 +47,13 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         help="change a field of the recipe, such as optimizer.learning_rate=3e-4; may be repeated",
     )
     parser.add_argument("--data", metavar="PATH", help="where the data is (the same as data.path)")
+    parser.add_argument(
+        "--devices",
+        default="auto",
+        metavar="WHICH",
+        help="auto (a cluster that the environment names, all GPUs, or the CPU), one, all, or "
+        "model:N (JAX: weights cut into N)",
+    )
     parser.add_argument("--list", action="store_true", help="show the recipes and end")
     parser.add_argument("--quiet", action="store_true", help="print errors and nothing else")
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
@@ -84,19 +91,18 @@ def _train(options: argparse.Namespace) -> int:
         )
     from training import fit
 
-    def on_start(model, source, epochs, steps):
+    def on_start(plan):
         if not options.quiet:
-            print(
-                f"{recipe.name}: {model.count_params():,} parameters, "
-                f"{source.train.num_examples:,} training and {source.test.num_examples:,} test "
-                f"pictures of {source.num_classes} classes\n"
-                f"{steps:,} steps of {recipe.run.batch_size} in {epochs:,} epochs; {fit.machine()}",
-                flush=True,
-            )
+            print(_summary(plan), flush=True)
 
-    verbose = 0 if options.quiet else "auto"
-    reached = fit.run(recipe, options.workdir, verbose=verbose, on_start=on_start)
-    if not options.quiet:
+    reached = fit.run(
+        recipe,
+        options.workdir,
+        devices=options.devices,
+        verbose=0 if options.quiet else "auto",
+        on_start=on_start,
+    )
+    if reached and not options.quiet:
         top5 = "" if reached["top5"] is None else f", top-5 {reached['top5']:.2%}"
         print(
             f"\nTest: top-1 {reached['top1']:.2%}{top5}, after {reached['seconds'] / 60:.1f} "
@@ -104,6 +110,31 @@ def _train(options: argparse.Namespace) -> int:
             f"{options.workdir}/model.keras  the model"
         )
     return 0
+
+
+def _summary(plan) -> str:
+    """What is about to be trained, on what."""
+    from training import fit
+
+    recipe, source, devices = plan.recipe, plan.source, plan.devices
+    batch = recipe.run.batch_size
+    lines = [
+        f"{recipe.name}: {plan.model.count_params():,} parameters, "
+        f"{source.train.num_examples:,} training and {source.test.num_examples:,} test "
+        f"pictures of {source.num_classes} classes",
+        fit.machine(devices),
+    ]
+    update = batch * recipe.optimizer.accumulate
+    line = f"{plan.steps:,} steps of {batch:,} in {plan.epochs:,} epochs"
+    if devices.replicas > 1:
+        line += f", {batch // devices.replicas:,} a device"
+    if update != batch:
+        line += f", an update every {update:,}"
+    line += f"; learning rate {recipe.learning_rate:g} for the whole"
+    if recipe.optimizer.base_batch is not None:
+        given, base = recipe.optimizer.learning_rate, recipe.optimizer.base_batch
+        line += f" ({given:g} for {base:,})"
+    return "\n".join([*lines, line])
 
 
 if __name__ == "__main__":

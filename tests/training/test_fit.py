@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import keras_vit
-from training import data, fit, recipe
+from training import build, data, fit, plain, recipe
+from training.distribution import devices
+from training.distribution.devices import jit_compile
 from training.recipe import override
 
 SOURCE = SimpleNamespace(num_classes=3, labels=("a", "b", "c"), shape=(24, 16, 1))
@@ -39,45 +41,46 @@ def values(model):
 
 
 def test_the_data_gives_classes_labels_channels_and_size():
-    config = fit.build_model(tiny(), SOURCE).config
+    config = build.build_model(tiny(), SOURCE).config
     assert (config.num_classes, config.labels) == (3, ("a", "b", "c"))
     assert config.input_shape == (24, 16, 1) and config.width == 20
-    config = fit.build_model(tiny(config={**TINY, "image_size": 32}), SOURCE).config
+    config = build.build_model(tiny(config={**TINY, "image_size": 32}), SOURCE).config
     assert config.input_shape == (32, 32, 1)
     varied = SimpleNamespace(num_classes=3, labels=None, shape=(None, None, 3))
-    config = fit.build_model(tiny(), varied).config
+    config = build.build_model(tiny(), varied).config
     assert config.input_shape == (224, 224, 3) and config.labels is None
 
 
 def test_a_variant_keeps_its_size_and_takes_fields():
-    model = fit.build_model(tiny(variant="vit_ti16", config={"patch_size": 8, "depth": 1}), SOURCE)
+    wanted = tiny(variant="vit_ti16", config={"patch_size": 8, "depth": 1})
+    model = build.build_model(wanted, SOURCE)
     assert (model.config.width, model.config.depth) == (192, 1)
     assert model.config.image_size == (24, 16)
     with pytest.raises(ValueError, match=r"model\.variant must be one of vit_ti16.*vit_b61"):
-        fit.build_model(tiny(variant="vit_b61"), SOURCE)
+        build.build_model(tiny(variant="vit_b61"), SOURCE)
 
 
 def test_weights_bring_their_own_size_and_get_a_new_head(tmp_path):
     start = keras_vit.ViT(keras_vit.ViTConfig(**TINY, image_size=(16, 24), num_classes=7))
     path = keras_vit.save_pretrained(start, tmp_path / "start", format="huggingface")
-    model = fit.build_model(tiny(weights=str(path), config={}), SOURCE)
+    model = build.build_model(tiny(weights=str(path), config={}), SOURCE)
     assert model.config.input_shape == (16, 24, 1) and model.config.num_classes == 3
     assert model.config.labels == ("a", "b", "c")
     name = "encoder_block_0/mlp/dense_1/kernel"
     np.testing.assert_array_equal(values(model)[name], values(start)[name])
-    scratch = fit.build_model(tiny(), SOURCE)
+    scratch = build.build_model(tiny(), SOURCE)
     assert np.abs(values(scratch)[name] - values(start)[name]).max() > 0.01
 
 
 def test_precision_is_the_policy_of_the_model():
     bfloat16 = override(tiny(), ["run.precision=mixed_bfloat16"])
-    assert fit.build_model(bfloat16, SOURCE).dtype_policy.name == "mixed_bfloat16"
-    assert fit.build_model(tiny(), SOURCE).dtype_policy.name == "float32"
+    assert build.build_model(bfloat16, SOURCE).dtype_policy.name == "mixed_bfloat16"
+    assert build.build_model(tiny(), SOURCE).dtype_policy.name == "float32"
 
 
 def test_methods_train_what_they_say():
     full, probe, lora = (
-        {w.path for w in fit.build_model(tiny(method=m, lora_rank=2), SOURCE).trainable_weights}
+        {w.path for w in build.build_model(tiny(method=m, lora_rank=2), SOURCE).trainable_weights}
         for m in ("full", "linear_probe", "lora")
     )
     assert probe == {"head/kernel", "head/bias"}
@@ -100,39 +103,39 @@ def by_hand(y, z, smoothing=0.0):
 def test_sigmoid_loss_is_the_sum_over_classes(smoothing):
     rng = np.random.default_rng(0)
     y, z = np.eye(7)[[0, 3, 6]].astype("float32"), rng.normal(size=(3, 7)).astype("float32")
-    loss = fit.SigmoidCrossentropy(smoothing)
+    loss = build.SigmoidCrossentropy(smoothing)
     got = float(loss(y, z))
     np.testing.assert_allclose(got, by_hand(y, z, smoothing).mean(), rtol=1e-5)
     keras_mean = float(keras.losses.BinaryCrossentropy(from_logits=True)(y, z))
     assert (abs(got - 7 * keras_mean) < 1e-4) == (smoothing == 0)
-    again = fit.SigmoidCrossentropy.from_config(loss.get_config())
+    again = build.SigmoidCrossentropy.from_config(loss.get_config())
     assert again.label_smoothing == smoothing
 
 
 def test_compile_follows_the_recipe():
-    model = fit.build_model(tiny(), SOURCE)
-    fit.compile_model(model, override(tiny(), ["loss.label_smoothing=0.1"]), 10)
+    model = build.build_model(tiny(), SOURCE)
+    build.compile_model(model, override(tiny(), ["loss.label_smoothing=0.1"]), 10)
     assert isinstance(model.loss, keras.losses.CategoricalCrossentropy)
     assert model.loss.get_config()["label_smoothing"] == 0.1
     y = np.eye(3, dtype="float32")
     logs = model.evaluate(np.zeros((3, 24, 16, 1), "float32"), y, return_dict=True, verbose=0)
     assert set(logs) == {"loss", "accuracy"}  # three classes have no first five
     seven = SimpleNamespace(num_classes=7, labels=None, shape=(24, 16, 1))
-    model = fit.build_model(tiny(), seven)
-    fit.compile_model(model, override(tiny(), ["loss.name=sigmoid", "run.jit_compile=false"]), 10)
-    assert isinstance(model.loss, fit.SigmoidCrossentropy) and model.jit_compile is False
+    model = build.build_model(tiny(), seven)
+    build.compile_model(model, override(tiny(), ["loss.name=sigmoid", "run.jit_compile=false"]), 10)
+    assert isinstance(model.loss, build.SigmoidCrossentropy) and model.jit_compile is False
     y = np.eye(7, dtype="float32")
     logs = model.evaluate(np.zeros((7, 24, 16, 1), "float32"), y, return_dict=True, verbose=0)
     assert set(logs) == {"loss", "accuracy", "top5"}
 
 
 def test_jit_compile_is_off_only_where_it_is_slower(monkeypatch):
-    assert fit.jit_compile(True) is True and fit.jit_compile(False) is False
-    monkeypatch.setattr(fit, "_accelerators", lambda: [])
+    assert jit_compile(True) is True and jit_compile(False) is False
+    monkeypatch.setattr(devices, "accelerators", lambda: [])
     on_tensorflow = keras.backend.backend() == "tensorflow"
-    assert fit.jit_compile() == (False if on_tensorflow else "auto")
-    monkeypatch.setattr(fit, "_accelerators", lambda: ["GPU:0"])
-    assert fit.jit_compile() == "auto"
+    assert jit_compile() == (False if on_tensorflow else "auto")
+    monkeypatch.setattr(devices, "accelerators", lambda: ["GPU:0"])
+    assert jit_compile() == "auto"
 
 
 # -- the length
@@ -274,15 +277,15 @@ def test_what_is_frozen_stays_and_adapters_are_merged(method, tmp_path):
 
 
 def test_a_file_that_predicts_otherwise_is_not_kept(tmp_path, monkeypatch):
-    model = fit.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
-    other = fit.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
+    model = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
+    other = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
     batches = [(np.ones((2, 24, 16, 1), "float32"), None)]
-    again = fit.save_plain(model, tmp_path / "m.keras", "sigmoid", batches)
+    again = plain.save_plain(model, tmp_path / "m.keras", "sigmoid", batches)
     assert again.loss.name == "binary_crossentropy"
     before = (tmp_path / "m.keras").read_bytes()
     monkeypatch.setattr(keras.saving, "load_model", lambda path: other)
     with pytest.raises(RuntimeError, match="does not predict what the trained one does"):
-        fit.save_plain(model, tmp_path / "m.keras", "softmax", batches)
+        plain.save_plain(model, tmp_path / "m.keras", "softmax", batches)
     assert [p.name for p in tmp_path.iterdir()] == ["m.keras"]
     assert (tmp_path / "m.keras").read_bytes() == before
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from training import recipes
+from training.build import build_model, compile_model
 from training.data import train_batches
-from training.fit import build_model, compile_model
 from training.optimizers import decays, make_optimizer, make_schedule
 from training.recipe import Augment
 from training.sources import Source

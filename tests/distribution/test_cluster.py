@@ -1,0 +1,139 @@
+"""What the environment says about processes that train together."""
+
+import json
+import socket
+
+import keras
+import pytest
+
+from training import distribution
+from training.distribution import cluster
+from training.distribution.cluster import Cluster, expand_hosts, find
+from training.distribution.devices import Devices
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="it is read in the same way on every backend"
+)
+
+TWO = {"worker": ["a:1001", "b:1002"]}
+SLURM = {
+    "SLURM_JOB_ID": "40123",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+KERAS = {
+    "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1001",
+    "KERAS_DISTRIBUTION_NUM_PROCESSES": "4",
+    "KERAS_DISTRIBUTION_PROCESS_ID": "3",
+}
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_PORT": "1001"}
+
+
+def tf_config(workers=TWO, kind="worker", index=1):
+    return {"TF_CONFIG": json.dumps({"cluster": workers, "task": {"type": kind, "index": index}})}
+
+
+def test_no_variables_are_no_cluster():
+    for backend in ("tensorflow", "jax", "torch"):
+        assert find(backend, {}) is None
+        assert find(backend, {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}) is None  # no srun
+    assert find("tensorflow", {"TF_CONFIG": "{}"}) is None
+    assert find("tensorflow", tf_config({"worker": ["a:1001"]}, index=0)) is None
+
+
+def test_tf_config():
+    assert find("tensorflow", tf_config()) == Cluster(("a:1001", "b:1002"), 2, 1, "TF_CONFIG")
+    chief = {"chief": ["c:1003"], **TWO}
+    found = find("tensorflow", tf_config(chief))
+    assert (found.addresses, found.process) == (("c:1003", "a:1001", "b:1002"), 2)
+    assert find("tensorflow", tf_config(chief, "chief", 0)).process == 0
+    assert find("jax", tf_config()) is None
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({"TF_CONFIG": "{'cluster'"}, "TF_CONFIG must be JSON.*Received: TF_CONFIG="),
+        ({"TF_CONFIG": '["worker"]'}, "TF_CONFIG must be JSON"),
+        (tf_config(index=2), 'of its "cluster": worker 0, worker 1. Received: worker 2'),
+        (tf_config(kind="chief"), "Received: chief 1"),
+        (tf_config({**TWO, "ps": ["p:1"]}), 'may have "chief". Received: ps'),
+        (tf_config({"worker": ["a:1001", "a:1001"]}), "must differ. Received twice: a:1001"),
+        (tf_config({"worker": ["a:1001", "b"]}), "must be HOST:PORT. Received: 'b'"),
+        (tf_config({"worker": ["a:1001", "b:70000"]}), "must be HOST:PORT. Received: 'b:70000'"),
+    ],
+)
+def test_a_wrong_tf_config_is_named(variables, message):
+    with pytest.raises(ValueError, match=message):
+        find("tensorflow", variables)
+
+
+def test_keras_variables():
+    assert find("jax", KERAS) == Cluster(("a:1001",), 4, 3, "KERAS_DISTRIBUTION_PROCESS_ID")
+    for name, value, message in (
+        ("JOB_ADDRESSES", "a:1,b:2", "must name the first process, or each of the 4"),
+        ("JOB_ADDRESSES", "", "KERAS_DISTRIBUTION_JOB_ADDRESSES must be set"),
+        ("NUM_PROCESSES", "four", "NUM_PROCESSES must be a whole number. Received: .*'four'"),
+        ("PROCESS_ID", "4", "must be from 0 to 3, with 4 processes. Received: 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            find("jax", {**KERAS, f"KERAS_DISTRIBUTION_{name}": value})
+
+
+def test_torchrun():
+    wanted = Cluster(("127.0.0.1:1001",), 4, 3, "RANK", 1)
+    assert find("torch", TORCHRUN) == wanted
+    assert find("torch", {**TORCHRUN, "MASTER_ADDR": "m"}).addresses == ("m:1001",)
+    with pytest.raises(ValueError, match="RANK must be from 0 to 3.*Received: 4"):
+        find("torch", {**TORCHRUN, "RANK": "4"})
+    with pytest.raises(ValueError, match="MASTER_PORT must be a whole number"):
+        find("torch", {**TORCHRUN, "MASTER_PORT": ""})
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_slurm(backend):
+    found = find(backend, SLURM)
+    assert found.addresses == ("gpu07:20123", "gpu07:20124", "gpu08:20123")
+    assert (found.processes, found.process, found.local) == (3, 2, 0)
+    with pytest.raises(ValueError, match="must name the 3 tasks. Received: gpu7, 2,1"):
+        find(backend, {**SLURM, "SLURM_STEP_NODELIST": "gpu7"})
+    own = {"tensorflow": tf_config(), "jax": KERAS, "torch": TORCHRUN}[backend]
+    assert find(backend, {**SLURM, **own}) == find(backend, own)  # what is said outright wins
+
+
+def test_slurm_host_names():
+    assert expand_hosts("a") == ["a"]
+    assert expand_hosts("n[1-2]x[8,10-11],m") == [
+        *(f"n{i}x{j}" for i in (1, 2) for j in (8, 10, 11)),
+        "m",
+    ]
+    assert expand_hosts("gpu[099-101]") == ["gpu099", "gpu100", "gpu101"]
+    with pytest.raises(ValueError, match="must name hosts. Received: 'gpu\\[a-b\\]'"):
+        expand_hosts("gpu[a-b]")
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        wanted = Cluster((f"127.0.0.1:{port}", "b:1"), 2, 0, "TF_CONFIG")
+        with pytest.raises(OSError, match=f"TF_CONFIG must name a free port.*{port}: another"):
+            cluster.check_port(wanted)
+    cluster.check_port(wanted)
+
+
+def test_devices_are_named():
+    for wrong in ("gpu", "model:0", "model", ""):
+        with pytest.raises(ValueError, match=f'"one", "all" or "model:N".*devices={wrong!r}'):
+            with distribution.scope(wrong):
+                pass
+    with pytest.raises(ValueError, match="on tensorflow: only JAX cuts weights.*'model:2'"):
+        with distribution.scope("model:2"):
+            pass
+    with pytest.raises(ValueError, match="run.batch_size must be a multiple of the 4 devices.*=6"):
+        Devices(replicas=4).check_batch(6, "run.batch_size")
+    assert str(Devices(["GPU 0", "GPU 0"], 4, 2)).endswith("4 parts of 2 processes: GPU 0")
