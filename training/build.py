@@ -101,6 +101,8 @@ def compile_model(
         jit_compile=devices.jit_compile(recipe.run.jit_compile),
         steps_per_execution=recipe.run.steps_per_execution,
     )
+    # Now, for Keras names what is built later in mixed_float16 otherwise, and a checkpoint looks.
+    model.optimizer.build(model.trainable_variables)
     devices.prepare(model)
 
 

@@ -111,6 +111,33 @@ class StopAfter(keras.callbacks.Callback):
             self.model.stop_training = True  # after this batch
 
 
+class EvaluateAverage(keras.callbacks.Callback):
+    """Evaluates the optimiser's moving average of the weights, then goes on with the weights.
+
+    What Keras' `SwapEMAWeights` is for; that one swaps by addition on TensorFlow, which moves the
+    weights by a rounding error, and on JAX it leaves both with the same array.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._kept = None
+
+    def on_test_begin(self, logs=None):
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        averages = optimizer._model_variables_moving_average
+        if self._kept is not None or not averages:
+            return  # before the first step there is no average
+        variables = optimizer._trainable_variables
+        self._kept = [(v, keras.ops.copy(v)) for v in variables]
+        for variable, average in zip(variables, averages, strict=True):
+            variable.assign(keras.ops.copy(average))
+
+    def on_test_end(self, logs=None):
+        for variable, value in self._kept or ():
+            variable.assign(value)
+        self._kept = None
+
+
 class JsonLines(keras.callbacks.Callback):
     """One line of JSON an epoch: its number from 1, the seconds since the start, and the logs.
 

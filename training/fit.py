@@ -152,7 +152,7 @@ def _fit(plan: Plan, workdir: Path, verbose, callbacks) -> dict[str, Any]:
     progress = watch.Progress(batch, plan.steps, PerUpdate(schedule, recipe.optimizer.accumulate))
     observers = [watch.StopAfter(plan.steps), progress]
     if recipe.optimizer.ema_momentum is not None:
-        observers.append(keras.callbacks.SwapEMAWeights())
+        observers.append(watch.EvaluateAverage())
     if devices.is_chief:
         observers += [watch.JsonLines(workdir / "log.jsonl"), watch.EventFiles(workdir / "logs")]
     else:

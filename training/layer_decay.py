@@ -42,10 +42,10 @@ def with_layer_factors(optimizer: type) -> type:
     """
     # On torch Keras puts a class of its own, which updates many weights at once, in its place.
     concrete = type(optimizer.__new__(optimizer))
-    return type(f"LayerDecay{optimizer.__name__}", (_LayerFactors, concrete), {})
+    return type(f"LayerDecay{optimizer.__name__}", (LayerFactors, concrete), {})
 
 
-class _LayerFactors:
+class LayerFactors:
     """Multiplies the learning rate, and with it the weight decay, weight by weight."""
 
     def __init__(self, factors, **kwargs):

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from training import recipe as recipes
-from training.layer_decay import BLOCK, layer_factors, with_layer_factors
+from training.layer_decay import BLOCK, LayerFactors, layer_factors, with_layer_factors
 
 
 def make_optimizer(
@@ -144,7 +144,7 @@ class Muon(keras.optimizers.Muon):
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         """Matrices of one shape are orthogonalised together: a few large products, not many."""
-        if type(self) is not Muon or _in_strategy():
+        if isinstance(self, LayerFactors) or _in_strategy():
             return super()._backend_update_step(grads, trainable_variables, learning_rate)
         adams, groups = [], {}
         for pair in zip(grads, trainable_variables, strict=True):
@@ -191,4 +191,4 @@ def _in_strategy() -> bool:
         return False
     import tensorflow as tf
 
-    return tf.distribute.has_strategy()
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

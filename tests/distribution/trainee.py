@@ -5,6 +5,7 @@ compared: a process writes its losses after each step, an evaluation of 21 sampl
 and every weight.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -48,31 +49,54 @@ def run(
     plan: Plan, environments: Sequence[dict[str, str]] = ({},), timeout: float = 240
 ) -> list[Result]:
     """Runs one process for each environment, at the same time."""
+    return run_in_turn([plan], environments, timeout)[0]
+
+
+def run_in_turn(
+    plans: Sequence[Plan], environments: Sequence[dict[str, str]] = ({},), timeout: float = 240
+) -> list[list[Result]]:
+    """As `run`, but the processes run one plan after the other, and load Keras once.
+
+    Returns:
+        For each plan the results of the processes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for number, extra in enumerate(environments):
-            out = Path(folder, f"{number}.npz")
-            command = [sys.executable, __file__, json.dumps(dataclasses.asdict(plan)), str(out)]
+            outs = [Path(folder, f"{number}_{i}.npz") for i in range(len(plans))]
+            log = Path(folder, f"{number}.log")
+            fields = json.dumps([dataclasses.asdict(plan) for plan in plans])
+            command = [sys.executable, __file__, fields, *map(str, outs)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            with Path(folder, f"{number}.log").open("wb") as log:
+            with log.open("wb") as file:
                 child = subprocess.Popen(
-                    command, env={**environment, **extra}, stdout=log, stderr=subprocess.STDOUT
+                    command, env={**environment, **extra}, stdout=file, stderr=subprocess.STDOUT
                 )
-            children.append((child, out))
+            children.append((child, log, outs))
         try:
-            return [_result(child, out, timeout) for child, out in children]
+            codes = [_wait(child, timeout) for child, _, _ in children]
+            return [
+                [
+                    _result(code, log, outs[i])
+                    for code, (_, log, outs) in zip(codes, children, strict=True)
+                ]
+                for i in range(len(plans))
+            ]
         finally:
-            for child, _ in children:
+            for child, _, _ in children:
                 child.kill()
                 child.wait()
 
 
-def _result(child, out, timeout):
+def _wait(child, timeout):
     try:
-        code = child.wait(timeout)
+        return child.wait(timeout)
     except subprocess.TimeoutExpired:
-        code = -1
-    said = out.with_suffix(".log").read_text(errors="replace")
+        return -1
+
+
+def _result(code, log, out):
+    said = log.read_text(errors="replace")
     if code or not out.exists():
         return Result(code, said)
     with np.load(out) as file:
@@ -189,7 +213,9 @@ def train(plan, devices, out):
     targets = np.concatenate([targets, targets[: padded - TESTS]])
     found = model.evaluate(dataset(BATCH * STEPS, padded, weights), verbose=0)
     if plan.keras_file and devices.is_chief:
-        plain.plain_copy(model).save(plan.keras_file)
+        # Where devices say so, a model that one process alone makes is that process' own.
+        with getattr(devices, "alone", contextlib.nullcontext)():
+            plain.plain_copy(model).save(plan.keras_file)
     facts = {k: getattr(devices, k) for k in ("kind", "replicas", "processes", "process")}
     weights = {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
     devices.barrier()
@@ -203,5 +229,5 @@ def train(plan, devices, out):
 
 
 if __name__ == "__main__":
-    fields = json.loads(sys.argv[1])
-    main(Plan(**{**fields, "settings": tuple(fields["settings"])}), sys.argv[2])
+    for one, path in zip(json.loads(sys.argv[1]), sys.argv[2:], strict=True):
+        main(Plan(**{**one, "settings": tuple(one["settings"])}), path)

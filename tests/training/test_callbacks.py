@@ -151,3 +151,36 @@ def test_event_files_hold_the_figures_of_each_epoch(tmp_path):
         got = {e.step: v.simple_value for e in events for v in e.summary.value if v.tag == tag}
         np.testing.assert_allclose([got[0], got[1]], history[name], rtol=1e-6)
     assert history["loss"] != history["val_loss"]
+
+
+def test_the_average_is_evaluated_and_training_goes_on_as_without():
+    x, y = (np.random.default_rng(i).normal(size=(8, 3)).astype("float32") for i in (1, 2))
+
+    def run(**validation):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.AdamW(0.1, use_ema=True, ema_momentum=0.5), "mse")
+        kept = []
+
+        def keep(epoch, logs):
+            kept.append([np.array(keras.ops.convert_to_numpy(w)) for w in model.weights])
+
+        watchers = [watch.EvaluateAverage(), keras.callbacks.LambdaCallback(on_epoch_end=keep)]
+        history = model.fit(
+            x, y, epochs=3, verbose=0, callbacks=watchers, shuffle=False, **validation
+        )
+        return kept, history.history
+
+    kept, history = run(validation_data=(x, y))
+    without, _ = run()
+    for ours, theirs in zip(kept, without, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    average = kept[0]
+    for later in kept[1:]:
+        average = [0.5 * a + 0.5 * b for a, b in zip(average, later, strict=True)]
+
+    def loss(weights):
+        return np.mean(((x @ weights[0] + weights[1]) @ weights[2] + weights[3] - y) ** 2)
+
+    assert history["val_loss"][-1] == pytest.approx(loss(average), rel=1e-5)
+    assert history["val_loss"][-1] != pytest.approx(loss(kept[-1]), rel=1e-2)

@@ -95,7 +95,7 @@ def test_learning_rate(name):
     recipe = recipes.load(name)
     steps, warmup, peak, last = RATES[name]
     assert recipe.steps(SETS[name]["num_examples"]) == steps
-    schedule = make_schedule(recipe.schedule, recipe.optimizer.learning_rate, steps)
+    schedule = make_schedule(recipe.schedule, recipe.learning_rate, steps)
     rate = [float(schedule(step)) for step in (0, warmup // 2, warmup, steps - 1)]
     assert rate == pytest.approx([0, peak * (warmup // 2) / warmup, peak, last], rel=1e-4, abs=1e-9)
 

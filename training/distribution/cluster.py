@@ -8,6 +8,11 @@ import re
 import socket
 from collections.abc import Mapping
 
+START = "DISTRIBUTION_START_SECONDS"
+"""Names how long a process waits for all to come (300)."""
+PEER = "DISTRIBUTION_PEER_SECONDS"
+"""Names how long a process that says nothing is waited for; each backend has its default."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
@@ -43,6 +48,14 @@ def find(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster |
     if found is None or found.processes == 1:
         return None
     return found
+
+
+def seconds(name: str, default: int = 300, environment: Mapping[str, str] = os.environ) -> int:
+    """What the environment says of a time, `START` or `PEER`."""
+    text = environment.get(name) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name} must be a number of seconds. Received: {name}={text!r}")
+    return int(text)
 
 
 def check_port(cluster: Cluster) -> None:

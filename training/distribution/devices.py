@@ -1,5 +1,6 @@
 """What a run trains on: one device, or several that compute together what one would."""
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -84,6 +85,10 @@ class Devices:
         Every process must call it, and each waits for the others.
         """
         return np.asarray(values)[None]
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what is made is this process' own: a copy of the model that one of them saves."""
+        return contextlib.nullcontext()
 
     def barrier(self) -> None:
         """Waits until every process has come here."""

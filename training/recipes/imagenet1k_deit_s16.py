@@ -28,8 +28,7 @@ def imagenet1k_deit_s16() -> Recipe:
             },
         ),
         run=Run(batch_size=1024, epochs=300, precision="mixed_bfloat16"),
-        # 5e-4 for every 512 pictures of a batch.
-        optimizer=Optimizer("adamw", learning_rate=1e-3, weight_decay=0.05),
+        optimizer=Optimizer("adamw", learning_rate=5e-4, base_batch=512, weight_decay=0.05),
         schedule=Schedule(warmup_steps=5 * 1251, final=0.01),
         augment=Augment(
             crop="inception",

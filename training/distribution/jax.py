@@ -1,0 +1,286 @@
+"""JAX: data parallel, and weights cut over devices, with `keras.distribution`.
+
+A worker that dies ends the others: at once where they exchange values over the network with it
+(CPUs), and wherever they wait after `DISTRIBUTION_PEER_SECONDS` (30) without a sign of life. The
+scope raises a `ConnectionError` where JAX raises anything; otherwise JAX writes why, and aborts the
+process. One that never comes is waited for `DISTRIBUTION_START_SECONDS` (300).
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+from keras.src.backend.jax import distribution_lib
+
+from training.distribution import cluster, layout
+from training.distribution.devices import Devices
+
+logger = logging.getLogger(__name__)
+
+PEER_SECONDS = 30
+END_SECONDS = 3600
+"""How long a process that is done waits for the others, which may have reports to write."""
+
+# What JAX says, of several types, when another process is gone.
+_LOST = re.compile(r"gloo|nccl|coordination ?service|heartbeat", re.IGNORECASE)
+_failed = threading.Event()
+
+
+@contextlib.contextmanager
+def scope(devices: str, several: cluster.Cluster | None, parts: int) -> Iterator["JaxDevices"]:
+    """As `training.distribution.scope`; `parts` is the N of "model:N"."""
+    if several:
+        _join(several)
+    made = _choose(devices, parts)
+    try:
+        with _set(made.distribution):
+            yield made
+    except BaseException as error:
+        if made.processes > 1:
+            _failed.set()
+        if made.processes > 1 and isinstance(error, Exception) and _LOST.search(str(error)):
+            raise ConnectionError(
+                f"process {made.process} of {made.processes} lost another one, which has ended or "
+                "cannot be reached: what happened to it is in its own log"
+            ) from error
+        raise
+
+
+class JaxDevices(Devices):
+    """Devices of JAX.
+
+    Args:
+        names: As of `Devices`, and so on.
+        distribution: What Keras knows it as; None is one device.
+        parts: Devices over which a copy of the weights is cut.
+    """
+
+    def __init__(self, names, replicas=1, processes=1, process=0, distribution=None, parts=1):
+        super().__init__(names, replicas, processes, process)
+        self.distribution = distribution
+        self.parts = parts
+        if distribution is not None:
+            self.kind = "data parallel" if parts == 1 else f"weights in {parts} pieces"
+
+    def jit_compile(self, setting=None):
+        if setting is False and self.processes > 1:
+            raise ValueError(
+                "jit_compile must not be False with several processes: what JAX does not compile "
+                "it cannot compute together. Received: jit_compile=False"
+            )
+        return super().jit_compile(setting)
+
+    def prepare(self, model):
+        """Builds the optimiser, checks the layout, and makes `predict` return whole arrays.
+
+        With several processes `predict` returns the predictions of all of them on each one.
+        """
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        if self.parts > 1:
+            layout.check(model, self.distribution.device_mesh)
+        if self.processes > 1:
+            _predict_whole(model, self.distribution.device_mesh)
+
+    def distribute(self, dataset):
+        if self.processes > 1:
+            self.distribution.own.add(dataset)
+        return dataset
+
+    def gather(self, values):
+        values = np.asarray(values)
+        if self.processes == 1:
+            return values[None]
+        # As bytes: JAX would make int64 int32.
+        parts = multihost_utils.process_allgather(values.reshape(-1).view("uint8"))
+        return np.asarray(parts).reshape(-1).view(values.dtype).reshape(-1, *values.shape)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """What is built inside is this process' own, on its first device.
+
+        For what one process does and the others do not: to make a copy of the model, to save and to
+        read it, to predict with it.
+        """
+        with _set(None):
+            yield
+
+    def __str__(self):
+        if self.replicas == 1 and self.parts > 1:
+            return f"{self.kind}: {', '.join(dict.fromkeys(self.names))}"
+        return super().__str__()
+
+
+class _Cut:
+    """What a process is fed: its part of a plain dataset, all of one that holds only that.
+
+    Deviation: Keras' own cuts a dataset of whole batches as well, but loses their number, and
+    gives processes unlike parts of a last one that is smaller.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.own = weakref.WeakSet()
+
+    def distribute_dataset(self, dataset):
+        import tensorflow as tf  # only here: it takes longer to load than all else
+
+        processes, replicas = self.num_processes, self._replicas
+        if dataset in self.own:
+            return dataset
+        number = jax.process_index()
+
+        def part(values):
+            size = tf.shape(values)[0]
+            even = tf.debugging.assert_equal(
+                size % replicas, 0, f"batches must be a multiple of the {replicas} devices"
+            )
+            with tf.control_dependencies([even]):
+                each = size // processes
+            return values[each * number : each * (number + 1)]
+
+        return dataset.map(lambda *batch: tf.nest.map_structure(part, batch), tf.data.AUTOTUNE)
+
+    @property
+    def _replicas(self):
+        shape = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
+        return shape[self.batch_dim_name]
+
+
+class _DataParallel(_Cut, keras.distribution.DataParallel):
+    pass
+
+
+class _ModelParallel(_Cut, layout.ModelParallel):
+    pass
+
+
+def _choose(devices, parts):
+    local = jax.local_devices()
+    processes, process = jax.process_count(), jax.process_index()
+    if devices == "one" or (
+        parts == 1
+        and processes == 1
+        and (len(local) == 1 or (devices == "auto" and local[0].platform == "cpu"))
+    ):
+        return JaxDevices([_name(local[0])])
+    if len(local) % parts:
+        raise ValueError(
+            f'devices must be "model:N" with an N that divides the {len(local)} devices of a '
+            f'process. Received: devices="model:{parts}"'
+        )
+    # The devices of a process stand together: it holds a row of parts.
+    together = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    replicas = len(together) // parts
+    if parts == 1:
+        axes, shape, kind = [layout.BATCH], (replicas,), _DataParallel
+    else:
+        axes, shape, kind = [layout.BATCH, layout.MODEL], (replicas, parts), _ModelParallel
+    mesh = keras.distribution.DeviceMesh(shape, axes, together)
+    names = [_name(device) for device in local]
+    return JaxDevices(names, replicas, processes, process, kind(mesh), parts)
+
+
+def _name(device):
+    return f"{device.platform}:{device.id}" if device.platform == "cpu" else device.device_kind
+
+
+@contextlib.contextmanager
+def _set(distribution):
+    former = keras.distribution.distribution()
+    keras.distribution.set_distribution(distribution)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(former)
+
+
+def _predict_whole(model, mesh):
+    """Gives every process all predictions; Keras would fail to read those of the others."""
+    everywhere = jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec())
+    step = type(model).predict_step
+
+    def predict_step(state, data):
+        outputs, state = step(model, state, data)
+        return jax.lax.with_sharding_constraint(outputs, everywhere), state
+
+    model.predict_step = predict_step
+
+
+# -- several processes
+
+
+def _join(several):
+    """Meets the other processes.
+
+    Deviation: not by `keras.distribution.initialize`, which cannot be told how long to wait.
+    """
+    if not jax.distributed.is_initialized():
+        if several.process == 0:
+            cluster.check_port(several)
+        atexit.register(_leave)
+        start = cluster.seconds(cluster.START)
+        waiting = threading.Timer(start, _give_up, [several, start])
+        waiting.daemon = True
+        waiting.start()
+        jax.distributed.initialize(
+            several.addresses[0],
+            several.processes,
+            several.process,
+            _local_device_ids(several),
+            cluster_detection_method="deactivate",
+            initialization_timeout=start,
+            heartbeat_timeout_seconds=cluster.seconds(cluster.PEER, PEER_SECONDS),
+            shutdown_timeout_seconds=END_SECONDS,
+        )
+        waiting.cancel()
+        distribution_lib.initialize_rng()  # one seed for all, unless the user has set one
+    if (jax.process_count(), jax.process_index()) != (several.processes, several.process):
+        raise ValueError(
+            f"{several.named_by} must name the processes that JAX knows: this is process "
+            f"{jax.process_index()} of {jax.process_count()}. "
+            f"Received: process {several.process} of {several.processes}"
+        )
+
+
+def _local_device_ids(several, environment: Mapping[str, str] = os.environ) -> Any:
+    """The one GPU of a Slurm task that shares its machine with others; else None, which is all."""
+    hosts = [address.rpartition(":")[0] for address in several.addresses]
+    if several.named_by != "SLURM_PROCID" or hosts.count(hosts[several.process]) == 1:
+        return None
+    bound = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if bound and "," not in bound:  # Slurm gave each task a GPU of its own
+        return None
+    return [several.local]
+
+
+def _give_up(several, start):
+    """Ends a process whose peers do not come: JAX would abort it, after twice the time."""
+    logger.critical(
+        "process %d of %d did not meet all others at %s within %d seconds: one was not started, or "
+        "cannot be reached, or ended; this one ends",
+        *(several.process, several.processes, several.addresses[0], start),
+    )
+    _failed.set()
+    _leave()
+
+
+def _leave():
+    """Ends a process that failed without JAX's farewell, for which the others would be waited."""
+    if _failed.is_set():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
