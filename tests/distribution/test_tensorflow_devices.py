@@ -259,3 +259,35 @@ def test_alone_leaves_the_strategy_for_a_while():
             assert not tf.distribute.has_strategy()
         assert tf.distribute.get_strategy() is devices.strategy
     assert not tf.distribute.has_strategy()
+
+
+# Three steps of a model that only drops, of ones: how much of each half is left.
+MASKS = """
+import json
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import keras, numpy as np
+from training import distribution
+
+with distribution.scope("all") as devices:
+    layer = keras.layers.Dropout(0.5, seed=3)
+    layer.build((None, 64))
+    run = tf.function(lambda: layer(tf.ones((1, 64)), training=True))
+    local = devices.strategy.experimental_local_results
+    seen = [[v.numpy().tolist() for v in local(devices.strategy.run(run))] for _ in range(3)]
+    states = [v.numpy().tolist() for v in local(layer.seed_generator.state.value)]
+print("SEEN" + json.dumps([seen, states]))
+"""
+
+
+def test_replicas_draw_masks_of_their_own_from_one_seed():
+    environment = {**os.environ, "PYTHONPATH": str(trainee.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    said = subprocess.run(
+        [sys.executable, "-c", MASKS], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert said.returncode == 0, said.stderr[-3000:]
+    seen, states = json.loads(said.stdout.partition("SEEN")[2])
+    masks = [tuple(mask[0]) for step in seen for mask in step]
+    assert len(set(masks)) == 6 and states[0] == states[1]

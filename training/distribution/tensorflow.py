@@ -87,7 +87,8 @@ class TensorFlowDevices(Devices):
         """The scope of the strategy."""
         self._entered.enter_context(self.strategy.scope())
         try:
-            yield
+            with _own_draws():
+                yield
         finally:
             self._entered.close()
 
@@ -169,6 +170,30 @@ class TensorFlowDevices(Devices):
             return tf.distribute.get_replica_context().all_gather(tf.identity(own), axis=0)
 
         return self.strategy.experimental_local_results(self.strategy.run(on_device))[0]
+
+
+@contextlib.contextmanager
+def _own_draws():
+    """Each replica draws its own masks of dropout: all hold the same seeds, and others' pictures.
+
+    Added to what is drawn, not to the state, which stays equal everywhere.
+    """
+    generator = keras.random.SeedGenerator
+    next_seed = generator.next
+
+    def next_(self, ordered=True):
+        seed = next_seed(self, ordered)
+        replica = tf.distribute.get_replica_context()
+        if replica is None or not tf.distribute.has_strategy():
+            return seed
+        # Golden ratio: the steps of two never meet.
+        return seed + 0x9E3779B1 * tf.cast(replica.replica_id_in_sync_group, seed.dtype)
+
+    generator.next = next_
+    try:
+        yield
+    finally:
+        generator.next = next_seed
 
 
 def _local_devices():

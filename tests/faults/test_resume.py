@@ -1,0 +1,79 @@
+"""A run that was killed goes on bit for bit: real processes, SIGKILL, every array compared."""
+
+import shutil
+import signal
+
+import keras
+import numpy as np
+import pytest
+import trainee
+from trainee import Plan, check_same
+
+from training import snapshots
+
+LAST = trainee.EPOCHS * trainee.STEPS
+
+
+def read(folder, step):
+    return snapshots.read(folder / f"ckpt-{step:06d}")
+
+
+def begin_at(straight, folder, step):
+    """A folder that holds what the straight run had at a step."""
+    name = f"ckpt-{step:06d}"
+    shutil.copytree(straight / name, folder / name)
+    return str(folder)
+
+
+def same_end(one, other):
+    with np.load(one / "end.npz") as old, np.load(other / "end.npz") as new:
+        return all(old[name].tobytes() == new[name].tobytes() for name in old.files)
+
+
+def check_resumes(tmp_path, points, **settings):
+    """One process never stops, one is killed, and one goes on from there and from elsewhere."""
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    code, said = trainee.run(Plan(str(straight), **settings))
+    assert code == 0, said[-3000:]
+    at = 6
+    code, said = trainee.run(Plan(str(killed), kill_at=at, **settings))
+    assert code == -signal.SIGKILL, said[-3000:]
+    assert snapshots.steps(killed)[-1] == at
+    for step in snapshots.steps(killed):  # F7: two fresh processes do the same
+        check_same(read(killed, step), read(straight, step))
+
+    plans = [Plan(str(killed), **settings)]
+    plans += [Plan(begin_at(straight, tmp_path / f"{k}", k), **settings) for k in points]
+    # F6: what must differ does. The state restored is the same, and all else but one thing.
+    lost = Plan(begin_at(straight, tmp_path / "lost", at), forget_position=True, **settings)
+    seed = Plan(str(tmp_path / "seed"), seed=1, **settings)
+    code, said = trainee.run(*plans, lost, seed)
+    assert code == 0, said[-3000:]
+    begun = [int(line.split()[1]) for line in said.splitlines() if line.startswith("begin ")]
+    assert begun == [at, *points, at, 0]
+    for plan, first in zip(plans, begun, strict=False):
+        folder = tmp_path / plan.folder
+        done = snapshots.steps(folder)
+        assert done[-1] == LAST and len([k for k in done if k >= first]) > (first < LAST)
+        for step in done:
+            check_same(read(folder, step), read(straight, step))
+        assert same_end(straight, folder)
+    assert not same_end(straight, tmp_path / "lost")
+    assert not same_end(straight, tmp_path / "seed")
+
+
+def test_resume_is_bit_for_bit(tmp_path):
+    """From the first step, the end of an epoch, the last step, and when all was done."""
+    check_resumes(tmp_path, [1, 4, 11, 12])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="torch has no steps_per_execution")
+def test_resume_is_bit_for_bit_with_two_steps_at_once(tmp_path):
+    check_resumes(tmp_path, [2, 4, 10, 12], steps_per_execution=2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="no float16 on a CPU")
+def test_resume_is_bit_for_bit_in_float16(tmp_path):
+    check_resumes(tmp_path, [4, 11], precision="mixed_float16")

@@ -1,0 +1,169 @@
+"""A tiny run in a process of its own, for the tests here, and how to start and compare runs.
+
+It has all that decides how a run goes on: augmentation, dropout, drop path, patch dropout, weight
+decay, a schedule, averaged weights, early stopping. Three epochs of four steps.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+EPOCHS, STEPS, BATCH = 3, 4, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run; a process can do several of them, one after the other."""
+
+    folder: str
+    save_freq: int | str | None = 1
+    keep: int = 100
+    steps_per_execution: int = 1
+    epochs: int = EPOCHS
+    seed: int = 0  # of data and model
+    forget_position: bool = False  # go on with the first data
+    precision: str = "float32"
+    kill_at: int | None = None  # SIGKILL, or what `signal` says, at the beginning of this step
+    signal: int = signal.SIGKILL
+    width: int = 20
+
+
+def start(*plans: Plan, **environment: str) -> subprocess.Popen:
+    """Starts a process; it says "done" after each run."""
+    return subprocess.Popen(
+        [sys.executable, __file__, json.dumps([dataclasses.asdict(plan) for plan in plans])],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(*plans: Plan, **environment: str) -> tuple[int, str]:
+    """Runs a process to its end: its exit code, and what it said."""
+    child = start(*plans, **environment)
+    try:
+        said, _ = child.communicate(timeout=280)
+    finally:
+        child.kill()
+        child.wait()
+    return child.returncode, said
+
+
+def check_same(one, other) -> None:
+    """Fails where two snapshots differ in anything but the time they were made."""
+    assert one.arrays.keys() == other.arrays.keys()
+    for name, array in one.arrays.items():
+        assert array.dtype == other.arrays[name].dtype, name
+        assert array.tobytes() == other.arrays[name].tobytes(), name
+    kept = ("position", "inside_epoch", "best", "versions", "extra", "callbacks", "random")
+    for key in kept:
+        assert one.facts[key] == other.facts[key], key
+
+
+def make(plan):
+    """A compiled model, its callbacks and its data."""
+    import keras
+
+    import keras_vit
+    from training import callbacks, data, recipe
+    from training.optimizers import make_optimizer
+
+    keras.backend.clear_session()  # names as in a new process
+    keras.utils.set_random_seed(plan.seed)
+    one = recipe.Recipe(
+        "test",
+        recipe.Data("digits"),
+        recipe.Model(config={}),
+        recipe.Run(BATCH, steps=EPOCHS * STEPS),
+        optimizer=recipe.Optimizer("adamw", 2e-3, weight_decay=0.1, ema_momentum=0.9),
+        schedule=recipe.Schedule(warmup_steps=3),
+    )
+    config = keras_vit.ViTConfig(
+        image_size=(8, 8),
+        in_channels=1,
+        patch_size=4,
+        width=plan.width,
+        depth=2,
+        num_heads=5,
+        mlp_dim=28,
+        dropout=0.1,
+        drop_path=0.1,
+        patch_dropout=0.25,
+        num_classes=10,
+    )
+    model = keras_vit.ViT(config, dtype=plan.precision)
+    model.compile(
+        make_optimizer(one, model, EPOCHS * STEPS),
+        keras.losses.CategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.CategoricalAccuracy(name="accuracy")],
+        steps_per_execution=plan.steps_per_execution,
+        jit_compile="auto" if keras.backend.backend() != "tensorflow" else False,
+    )
+    source = data.open_source(one.data)
+    augment = recipe.Augment(crop="pad", crop_padding=1, mixup=0.2)
+
+    def batches(step):
+        return data.train_batches(source, config, augment, BATCH, plan.seed, step)
+
+    tests = data.test_batches(source.test, config, 120, 10).take(1)
+    observers = [
+        callbacks.StopAfter(EPOCHS * STEPS),
+        keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+        keras.callbacks.SwapEMAWeights(),
+    ]
+    return model, batches, tests, observers
+
+
+def train(plan):
+    """One run."""
+    import keras
+
+    from training.checkpoint import Checkpoint
+
+    class Kill(keras.callbacks.Callback):
+        steps = 0
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if checkpoint._step - plan.steps_per_execution == plan.kill_at:
+                checkpoint._writer.wait()
+                os.kill(os.getpid(), plan.signal)
+
+    model, batches, tests, observers = make(plan)
+    checkpoint = Checkpoint(
+        plan.folder,
+        save_freq=plan.save_freq,
+        keep=plan.keep,
+        monitor="val_accuracy",
+        extra={"seed": plan.seed},
+    )
+    begin = checkpoint.restore(model)
+    print(f"begin {begin.step}", flush=True)
+    around = checkpoint.around(observers)
+    history = model.fit(
+        batches(0 if plan.forget_position else begin.step),
+        epochs=begin.epoch if begin.stopped else plan.epochs,
+        steps_per_epoch=STEPS,
+        initial_epoch=begin.epoch,
+        validation_data=tests,
+        callbacks=[*around[:-1], Kill(), around[-1]] if plan.kill_at is not None else around,
+        shuffle=False,
+        verbose=0,
+    )
+    np.savez(
+        Path(plan.folder, "end.npz"),
+        **{w.path: keras.ops.convert_to_numpy(w) for w in model.weights},
+    )
+    print("done", json.dumps(history.history), flush=True)
+
+
+if __name__ == "__main__":
+    for fields in json.loads(sys.argv[1]):
+        train(Plan(**fields))

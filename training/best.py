@@ -1,0 +1,51 @@
+"""Which epoch of a run was the best, by one figure in the logs."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+
+class Best:
+    """The best value so far, and its step.
+
+    Args:
+        monitor: A name in the logs, such as "val_accuracy", or None: nothing is ever best.
+        mode: "min", "max", or "auto" to let the metric decide.
+
+    Attributes:
+        found: {"name", "value", "step"}, or None.
+    """
+
+    def __init__(self, monitor: str | None, mode: str = "auto"):
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f'mode must be "auto", "min" or "max". Received: mode={mode!r}')
+        self.monitor = monitor
+        self.mode = mode
+        self.found: dict[str, Any] | None = None
+
+    def update(self, model: keras.Model, logs: Mapping[str, float], step: int) -> bool:
+        """Whether the logs of an epoch that ended at `step` are the best so far."""
+        value = logs.get(self.monitor) if self.monitor else None
+        if value is None or not math.isfinite(value):
+            return False
+        mode = _direction(model, self.monitor) if self.mode == "auto" else self.mode
+        if self.found is not None:
+            before = self.found["value"]
+            if value >= before if mode == "min" else value <= before:
+                return False
+        self.found = {"name": self.monitor, "value": value, "step": step}
+        return True
+
+
+def _direction(model: keras.Model, monitor: str) -> str:
+    """What "auto" means: a loss goes down, and a metric knows where it goes."""
+    name = monitor.removeprefix("val_")
+    if name == "loss":
+        return "min"
+    for metric in model.metrics:
+        for one in (metric, *getattr(metric, "metrics", ())):
+            if one.name == name and getattr(one, "_direction", None):
+                return "max" if one._direction == "up" else "min"
+    raise ValueError(f'mode must be "min" or "max" for monitor={monitor!r}. Received: mode="auto"')

@@ -1,0 +1,394 @@
+"""A run that is killed goes on where it was, bit for bit: a Keras callback, and restoring.
+
+    checkpoint = Checkpoint("runs/x/checkpoints")
+    start = checkpoint.restore(model)                      # compiled; does nothing in a new folder
+    model.fit(
+        batches_from(start.step),
+        epochs=10, steps_per_epoch=100, initial_epoch=start.epoch,
+        callbacks=checkpoint.around([EarlyStopping(), ...]),
+    )
+
+Keras' `fit` cannot begin in the middle of an epoch, so the first epoch after a restart gets the
+steps that are left of it, with the metrics it had. What is saved is what the next step begins
+with: taken before any callback hears of that step, or after all have heard of an epoch's end.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from training import background, remembered, snapshots, variables
+from training.best import Best
+from training.distribution.devices import Devices
+from training.sigterm import CODE, Sigterm
+from training.snapshots import Start
+
+PAUSE = "the epoch is over"  # true, as model.stop_training; another's wish to stop replaces it
+SECONDS = 30  # that callbacks in other threads get to end a batch that the device has done
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves everything a run needs to go on, and restores it.
+
+    Weights, dropout's seeds, optimizer, metrics, what the callbacks remember, the position, and the
+    global random generators. It is copied between two steps and written by another thread, whose
+    error, such as a full disk, ends the run at the next batch; the last checkpoint stays.
+
+    A loss, weight or optimizer slot that is no longer a number ends the run with a
+    `FloatingPointError` and is not saved. At SIGTERM, the run is saved before its next step and
+    ends with `SystemExit(143)`; nothing is evaluated or logged any more.
+
+    With several processes, the first one writes and all of them read. On TensorFlow, reading a
+    metric would take all processes there, so that the logs of an epoch that was interrupted count
+    its second part only. Weights are not affected.
+
+    Args:
+        folder: Where the checkpoints go; nothing else should be there.
+        every_minutes: A checkpoint is made when the last one is so old, or None.
+        save_freq: Also after so many steps, or after each "epoch", as Keras has it. The end of the
+            run is always saved.
+        keep: How many of the newest are kept.
+        monitor: A name in the logs, such as "val_accuracy": the best epoch's is kept too.
+        mode: "min", "max", or "auto" to let the metric decide.
+        extra: Anything JSON can hold, such as the recipe; `restore` gives it back.
+        devices: What the run computes on; None is one process.
+    """
+
+    async_safe = True  # Keras need not wait for the device after each batch
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        every_minutes: float | None = 10.0,
+        save_freq: int | str | None = None,
+        keep: int = 2,
+        monitor: str | None = None,
+        mode: str = "auto",
+        extra: Any = None,
+        devices: Devices | None = None,
+    ):
+        super().__init__()
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1. Received: keep={keep!r}")
+        if save_freq not in (None, "epoch") and not (type(save_freq) is int and save_freq > 0):
+            raise ValueError(
+                f'save_freq must be None, "epoch" or a number of steps. Received: {save_freq=}'
+            )
+        json.dumps(extra)  # what cannot be saved is found before the first step
+        self.folder = Path(folder)
+        self.every_minutes = every_minutes
+        self.save_freq = save_freq
+        self.keep = keep
+        self.extra = extra
+        self.devices = Devices(["this"]) if devices is None else devices
+
+        self._writer = background.Writer(self.folder, keep)
+        self._lock = snapshots.Lock(self.folder)
+        self._others: list[keras.callbacks.Callback] = []
+        self._bar: _Bar | None = None
+        self._opened = False
+        self._pending: tuple[Start, snapshots.Snapshot] | None = None
+        self._random: tuple[dict, dict] | None = None
+        self._best = Best(monitor, mode)
+        self._sigterm = Sigterm()
+        self._step = 0  # batches of the whole run
+        self._saved_step = 0
+        self._saved_at = time.monotonic()
+        self._ends = threading.Condition()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether SIGTERM has come."""
+        return self._sigterm.came
+
+    def around(self, callbacks: Sequence[keras.callbacks.Callback] = ()) -> list:
+        """The callbacks for `fit`: those given, and this one on both sides of them.
+
+        What these remember is saved: for example the best value and the patience of EarlyStopping.
+        Keras' History and progress bar are added, unless they are there.
+        """
+        callbacks = list(callbacks)
+        if not any(isinstance(c, keras.callbacks.History) for c in callbacks):
+            callbacks.append(keras.callbacks.History())
+        self._others = [c for c in callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
+        if len(self._others) == len(callbacks):
+            self._bar = _Bar()
+            callbacks.append(self._bar)
+        return [_Opening(self), *callbacks, self]
+
+    def restore(self, model: keras.Model) -> Start:
+        """Puts a model back to where the newest whole checkpoint was made; call it before `fit`.
+
+        Checkpoints that do not verify are renamed to `.broken`; the log names the file.
+
+        Args:
+            model: Built and compiled, as it was.
+
+        Returns:
+            Where to go on; the beginning, if there is no checkpoint.
+
+        Raises:
+            ValueError: The model or its optimizer is another one. Nothing is changed; the message
+                has all differences.
+        """
+        if getattr(model, "optimizer", None) is None or not model.built:
+            raise ValueError("model must be built and compiled. Received: model=" + model.name)
+        if self.devices.is_chief:
+            self._lock.acquire()
+            background.settle(self.folder)
+            snapshots.sweep(self.folder)
+        snapshot, broken = snapshots.newest(self.folder)
+        self._check_shared(snapshot)
+        if snapshot is None and broken:
+            raise snapshots.BrokenSnapshotError(
+                f"None of the checkpoints in {self.folder} is whole: "
+                f"{', '.join(path.name for path in broken)}. To begin anew, move them away"
+            )
+        if snapshot is None:
+            return Start()
+        variables.restore_model(model, snapshot)
+        if self.devices.is_chief:
+            for path in broken:
+                snapshots.set_aside(path)
+        facts, done = snapshot.facts, (variables.MODEL, variables.OPTIMIZER)
+        start = Start(**facts["position"], extra=facts["extra"])
+        rest = {n: a for n, a in snapshot.arrays.items() if n.split("/")[0] not in done}
+        self._pending = start, dataclasses.replace(snapshot, arrays=rest)
+        self._step = self._saved_step = start.step
+        self._best.found = facts["best"]
+        return start
+
+    def _check_shared(self, snapshot):
+        """That every process found the same."""
+        step = -1 if snapshot is None else snapshot.facts["position"]["step"]
+        found = self.devices.gather(np.asarray(step, "int32"))
+        if np.any(found != step):
+            names = ["nothing" if one < 0 else f"step {one}" for one in found.tolist()]
+            raise ValueError(
+                "folder must be one that all processes share. "
+                f"Received: folder={str(self.folder)!r}, where they find {', '.join(names)}"
+            )
+
+    # -- before the other callbacks (see _Opening)
+
+    def _open_training(self):
+        if self.devices.is_chief:
+            self._lock.acquire()
+            if any(step > self._step for step in snapshots.steps(self.folder)):
+                raise FileExistsError(
+                    "folder must be new, or restore() must be called before fit. Received: "
+                    f"folder={str(self.folder)!r}, which has checkpoints of later steps"
+                )
+        self._sigterm.watch()
+        self._saved_at = time.monotonic()
+        self._opened = True
+
+    def _open_epoch(self, epoch):
+        self._epoch, self._skipped, self._epoch_step = epoch, 0, self._step
+        self._begun = self._ended = 0
+        if self._pending is not None:
+            start, snapshot = self._pending
+            steps, before = self.params["steps"], snapshot.facts["steps_per_epoch"]
+            if epoch != start.epoch:
+                raise ValueError(
+                    f"initial_epoch must be {start.epoch}, where the run goes on. "
+                    f"Received: initial_epoch={epoch}"
+                )
+            if start.step_in_epoch and (steps is None or steps != before):
+                raise ValueError(
+                    f"steps_per_epoch must be {before}, as in the epoch that is gone on with. "
+                    f"Received: steps_per_epoch={steps}"
+                )
+            self._skipped = start.step_in_epoch
+            remembered.restore_random(snapshot.facts["random"], snapshot.arrays)
+        if self._bar is not None:
+            self._bar.skipped = self._skipped
+
+    def _open_batch(self, batch):
+        if self._random is not None:
+            # Once more: torch's data loader draws a number when it begins, which it did long ago.
+            remembered.restore_random(*self._random)
+            self._random = None
+        self._check()
+        step = self._epoch_step + batch
+        if self._is_due(step) or self._must_stop():
+            self._save(self._epoch, self._skipped + batch, step, inside=True)
+        if self._must_stop():
+            self._stop()
+        executed = self._model.steps_per_execution
+        self._step = step + executed
+        self._begun += 1
+        if self._skipped and self._skipped + batch + executed >= self.params["steps"]:
+            self._model.stop_training = self._model.stop_training or PAUSE
+
+    def _close_epoch(self):
+        if self._model.stop_training == PAUSE:  # and nobody else's wish
+            self._model.stop_training = False
+        self._check()
+
+    # -- after the other callbacks
+
+    def on_train_begin(self, logs=None):
+        if not self._opened:
+            raise ValueError("callbacks must be those of around([...]). Received: others")
+        self._opened = False
+        if self._pending is not None:
+            _, snapshot = self._pending
+            if gone := self._restore_others(snapshot):
+                logger.warning("The run had callbacks that it has no more: %s", ", ".join(gone))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self._pending is None:
+            return
+        (_, snapshot), self._pending = self._pending, None
+        if snapshot.facts["inside_epoch"]:
+            self._restore_others(snapshot)
+            variables.restore_metrics(self.model, snapshot)
+            self._random = snapshot.facts["random"], snapshot.arrays
+        else:
+            arrays: dict[str, np.ndarray] = {}
+            self._random = remembered.of_random(arrays), arrays
+
+    # With some backends in another thread, and later: it must not touch the model.
+    def on_train_batch_end(self, batch, logs=None):
+        self._look(logs, self._epoch_step + batch + 1)
+        with self._ends:
+            self._ended += 1
+            self._ends.notify_all()
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = logs or {}
+        self._look(logs, self._step)
+        self._check()
+        stopped = bool(self._model.stop_training)
+        last = stopped or epoch + 1 >= self.params["epochs"]
+        improved = self._best.update(self.model, logs, self._step)
+        wanted = improved or last or self.save_freq == "epoch" or self._must_stop()
+        if wanted or self._is_due(self._step):
+            self._save(epoch + 1, 0, self._step, stopped=stopped)
+        if self._must_stop():
+            self._stop()
+
+    def on_train_end(self, logs=None):
+        self._check(wait=True)
+        self._close()
+
+    def _restore_others(self, snapshot):
+        facts = snapshot.facts["callbacks"]
+        return remembered.restore_callbacks(self._others, facts, snapshot.arrays)
+
+    # -- saving
+
+    def _is_due(self, step: int) -> bool:
+        if step == self._saved_step:
+            return False
+        if type(self.save_freq) is int and step - self._saved_step >= self.save_freq:
+            return True
+        minutes = (time.monotonic() - self._saved_at) / 60
+        return self.every_minutes is not None and minutes >= self.every_minutes
+
+    def _save(self, epoch, step_in_epoch, step, inside=False, stopped=False):
+        """Copies the state, and has it written."""
+        if step == self._saved_step or not self.devices.is_chief:
+            return
+        self._check(wait=True)
+        groups = [variables.MODEL, variables.OPTIMIZER]
+        apart = keras.backend.backend() == "tensorflow" and self.devices.processes > 1
+        if inside and not apart:
+            groups.append(variables.METRICS)
+        arrays = variables.collect(self.model, groups)  # waits for the device
+        with self._ends:
+            ended = self._ends.wait_for(lambda: self._ended >= self._begun, SECONDS)
+        if not ended:  # one of them has raised an error, which Keras is about to show
+            logger.warning("No checkpoint at step %d: a callback does not end its batch", step)
+            return
+        self._check()
+        position = Start(epoch, step_in_epoch, step, stopped)
+        facts = {
+            "time": time.time(),
+            "position": {k: v for k, v in vars(position).items() if k != "extra"},
+            "steps_per_epoch": self.params["steps"],
+            "inside_epoch": inside,
+            "best": self._best.found,
+            "versions": variables.versions(),
+            "extra": self.extra,
+            "callbacks": remembered.of_callbacks(self._others, arrays),
+            "random": remembered.of_random(arrays),
+        }
+        self._writer.write(step, arrays, facts)
+        self._saved_step, self._saved_at = step, time.monotonic()
+
+    def _look(self, logs, step):
+        loss = (logs or {}).get("loss", 0.0)
+        if not math.isfinite(loss) and self._writer.failure is None:
+            self._writer.failure = self._writer.not_a_number(f"loss={loss}", step)
+
+    def _check(self, wait=False):
+        """Raises what went wrong in another thread."""
+        try:
+            if wait:
+                self._writer.wait()
+            self._writer.check()
+        except BaseException:
+            self._close()
+            raise
+
+    # -- the end
+
+    def _must_stop(self) -> bool:
+        # Of several processes the first one stops, with the state of all, and so ends the others.
+        return self.interrupted and self.devices.is_chief
+
+    def _stop(self):
+        self._check(wait=True)
+        self._close()
+        logger.warning("SIGTERM: the run ends, saved at step %s", self._saved_step)
+        raise SystemExit(CODE)
+
+    def _close(self):
+        self._sigterm.release()
+        self._writer.close()
+        self._lock.release()
+
+
+class _Opening(keras.callbacks.Callback):
+    """The checkpoint's hooks in front of all other callbacks."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__()
+        self.checkpoint = checkpoint
+
+    def on_train_begin(self, logs=None):
+        self.checkpoint._open_training()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.checkpoint._open_epoch(epoch)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.checkpoint._open_batch(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.checkpoint._close_epoch()
+
+
+class _Bar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar, which after a restart begins in the middle of the epoch."""
+
+    async_safe = True
+    skipped = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(self.skipped + batch, logs)

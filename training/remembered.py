@@ -1,0 +1,163 @@
+"""What callbacks and the global random generators know, as JSON and arrays, and back again."""
+
+import inspect
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator  # Keras' own seeds have no public door
+
+# What Keras puts into a callback, or finds anew.
+MANAGED = {"_model", "model", "params", "monitor_op"}
+PLAIN = (bool, int, float, str, type(None))
+
+
+def of_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback], arrays: dict[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """What callbacks remember: from `get_state()` where they have it, else their attributes.
+
+    Plain values, arrays, and lists, tuples and dicts of them are kept. An attribute with the name
+    of an argument of the constructor is a setting, not something remembered: it is as the program
+    sets it now.
+
+    Args:
+        callbacks: Any Keras callbacks.
+        arrays: Receives the arrays.
+
+    Returns:
+        One entry for each callback, for JSON.
+    """
+    entries = []
+    for number, callback in enumerate(callbacks):
+        name = f"callbacks/{number}"
+        entry: dict[str, Any] = {"class": type(callback).__name__}
+        if hasattr(callback, "get_state"):
+            entry["state"] = pack(callback.get_state(), arrays, name)
+        else:
+            entry["attributes"] = {}
+            settings = _settings(type(callback)) | MANAGED
+            for key, value in vars(callback).items():
+                if key in settings:
+                    continue
+                found: dict[str, np.ndarray] = {}
+                try:
+                    entry["attributes"][key] = pack(value, found, f"{name}/{key}")
+                except TypeError:
+                    continue  # a function, a file, a model: made anew, not remembered
+                arrays |= found
+        entries.append(entry)
+    return entries
+
+
+def restore_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback],
+    entries: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, np.ndarray],
+) -> list[str]:
+    """Gives callbacks what they remembered, each to the next one of its class.
+
+    Returns:
+        Classes of callbacks that there are no more.
+    """
+    left = list(entries)
+    for callback in callbacks:
+        entry = next((e for e in left if e["class"] == type(callback).__name__), None)
+        if entry is None:
+            continue
+        left.remove(entry)
+        if hasattr(callback, "set_state"):
+            callback.set_state(unpack(entry["state"], arrays))
+        else:
+            for key, value in entry.get("attributes", {}).items():
+                setattr(callback, key, unpack(value, arrays))
+    return [entry["class"] for entry in left]
+
+
+def pack(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
+    """A value as JSON can hold it exactly; its arrays go to `arrays`.
+
+    Raises:
+        TypeError: It is, or holds, something else than plain values, arrays, lists, tuples, dicts.
+    """
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, (np.ndarray, np.generic)) or keras.ops.is_tensor(value):
+        array = np.array(keras.ops.convert_to_numpy(value))
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"{name} must hold numbers. Received: dtype={array.dtype}")
+        arrays[name] = array
+        return {"array": name, "scalar": isinstance(value, np.generic)}
+    if type(value) in (list, tuple):
+        items = [pack(item, arrays, f"{name}/{number}") for number, item in enumerate(value)]
+        return items if type(value) is list else {"tuple": items}
+    if type(value) is dict and all(type(key) in (str, int) for key in value):
+        items = [
+            [key, pack(item, arrays, f"{name}/{number}")]
+            for number, (key, item) in enumerate(value.items())
+        ]
+        return {"dict": items}
+    raise TypeError(f"{name} must be something JSON can hold. Received: {type(value).__name__}")
+
+
+def unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The value that was packed."""
+    if isinstance(value, list):
+        return [unpack(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        array = arrays[value["array"]]
+        return array[()] if value["scalar"] else array
+    if "tuple" in value:
+        return tuple(unpack(item, arrays) for item in value["tuple"])
+    return {key: unpack(item, arrays) for key, item in value["dict"]}
+
+
+def of_random(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The global random generators: Python's, NumPy's, and those of Keras and torch if in use.
+
+    Layers and `training.data` have seeds of their own. These matter to what a user adds.
+    """
+    version, internal, gauss = random.getstate()
+    states = {
+        "python": (version, np.array(internal, "uint32"), gauss),
+        "numpy": np.random.get_state(),
+    }
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is not None:
+        states["keras"] = keras.ops.convert_to_numpy(generator.state)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        states["torch"] = torch.get_rng_state().numpy()
+        states["cuda"] = [state.numpy() for state in torch.cuda.get_rng_state_all()]
+    return {name: pack(state, arrays, f"random/{name}") for name, state in states.items()}
+
+
+def restore_random(entries: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Puts the global random generators back."""
+    states = {name: unpack(entry, arrays) for name, entry in entries.items()}
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(map(int, internal)), gauss))
+    np.random.set_state(states["numpy"])
+    if "keras" in states:
+        seed_generator.global_seed_generator().state.assign(states["keras"])
+    if "torch" in states:
+        import torch
+
+        torch.set_rng_state(torch.from_numpy(states["torch"]))
+        if len(states["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in states["cuda"]])
+
+
+def _settings(cls: type) -> set[str]:
+    """Names of the arguments of all constructors, those of parents too."""
+    found: set[str] = set()
+    for one in cls.__mro__[:-1]:
+        if "__init__" in vars(one):
+            found |= set(inspect.signature(one.__init__).parameters)
+    return found
