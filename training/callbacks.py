@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,22 +45,35 @@ class Progress(keras.callbacks.Callback):
         self.schedule = learning_rate
         self.interval = interval
         self.step = 0
+        self.seconds = 0.0
         self.images_per_second = 0.0
         self._warm = False
+
+    def get_state(self):
+        """What a checkpoint keeps."""
+        return {"step": self.step, "seconds": self._elapsed(), "images": self.images_per_second}
+
+    def set_state(self, state):
+        """Goes on where a checkpoint was made."""
+        self.step = self._epoch_step = self._counted_from = state["step"]
+        self.images_per_second = state["images"]
+        self._began = time.monotonic() - state["seconds"]
 
     def on_train_begin(self, logs=None):
         self._began = time.monotonic()
 
+    def on_train_end(self, logs=None):
+        self.seconds = self._elapsed()
+
     def on_epoch_begin(self, epoch, logs=None):
-        self._epoch_step = self.step  # the first step of this epoch
-        self._counted_from = self.step
+        self._epoch_step = self._counted_from = self.step
         self._start = self._updated = time.monotonic()
         self._stop = None
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.step = self._epoch_step + batch
         if batch and not self._warm:  # the first step of all compiles: it says nothing of the rest
             self._start, self._counted_from, self._warm = time.monotonic(), self.step, True
+        self.step = self._epoch_step + batch + self.model.steps_per_execution
 
     def on_train_batch_end(self, batch, logs=None):
         now = time.monotonic()
@@ -72,8 +86,10 @@ class Progress(keras.callbacks.Callback):
         self._stop = self._stop or time.monotonic()  # evaluation is not training
 
     def on_epoch_end(self, epoch, logs=None):
-        self.step += self.model.steps_per_execution
         self._add(logs, self.step, self._stop or time.monotonic())
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
 
     def _add(self, logs: dict, step: int, now: float) -> None:
         """Writes our figures into the logs, which the callbacks behind us read."""
@@ -88,8 +104,8 @@ class Progress(keras.callbacks.Callback):
             seconds = max(now - self._start, 1e-9)
             self.images_per_second = (step - self._counted_from) * self.batch_size / seconds
         logs["images_per_second"] = self.images_per_second
-        elapsed = time.monotonic() - self._began  # with evaluation, which the rest has as well
-        logs["minutes_left"] = elapsed / 60 * (self.steps - step) / step
+        # With evaluation, which the rest has as well.
+        logs["minutes_left"] = self._elapsed() / 60 * (self.steps - step) / step
 
 
 class StopAfter(keras.callbacks.Callback):
@@ -148,6 +164,17 @@ class JsonLines(keras.callbacks.Callback):
     def __init__(self, path: str | Path):
         super().__init__()
         self.path = Path(path)
+
+    def get_state(self):
+        """What a checkpoint keeps."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        return {"seconds": time.monotonic() - self._start, "size": size}
+
+    def set_state(self, state):
+        """Goes on where a checkpoint was made; lines of epochs that come again are taken away."""
+        self._start = time.monotonic() - state["seconds"]
+        if self.path.exists() and self.path.stat().st_size > state["size"]:
+            os.truncate(self.path, state["size"])
 
     def on_train_begin(self, logs=None):
         self._start = time.monotonic()

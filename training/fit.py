@@ -12,12 +12,12 @@ In a notebook:
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,17 @@ from keras_vit.weights.atomic import atomic_path
 from training import callbacks as watch
 from training import distribution, few_shot, plain, recipe, report
 from training.build import build_model, compile_model
+from training.checkpoint import Checkpoint
 from training.data import Part, Source, open_source, test_batches, train_batches
 from training.optimizers import PerUpdate, make_schedule
 from training.recipe import Recipe
+from training.sigterm import CODE
+from training.snapshots import Lock, Start
 
-MODEL = "model.keras"
+MODEL, RECIPE, RESULTS, LOG = "model.keras", "recipe.json", "results.json", "log.jsonl"
+CHECKPOINTS = "checkpoints"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -49,6 +55,8 @@ class Plan:
     """Batches in the whole run."""
     epochs: int
     steps_per_epoch: int
+    start: Start = Start()
+    """Where it begins, or goes on."""
 
 
 def epochs_of(steps: int, num_examples: int, batch_size: int, multiple: int = 1) -> tuple[int, int]:
@@ -76,18 +84,24 @@ def run(
     workdir: str | os.PathLike,
     *,
     devices: str = "auto",
+    resume: bool = True,
+    accept_changes: bool = False,
     verbose: int | str = "auto",
     callbacks: Sequence[keras.callbacks.Callback] = (),
     on_start: Callable[[Plan], None] | None = None,
 ) -> dict[str, Any]:
     """Trains by a recipe with `model.fit` and leaves everything in one folder.
 
-    What can be wrong is found before the first step: the folder, the data, the batch, the disk.
+    What can be wrong is found before the first step: the folder, the data, the batch, the disk. A
+    run that was cut off goes on where its last checkpoint was made, and one that is finished is
+    left alone.
 
     Args:
         recipe: A `Recipe`.
-        workdir: The run folder, new or empty.
+        workdir: The run folder: new, empty, or that of a run.
         devices: As of `training.distribution.scope`. Of several processes the first one writes.
+        resume: Whether a run that is there already is gone on with; otherwise it is an error.
+        accept_changes: Whether it is when its recipe was another, too.
         verbose: As of `fit`, but "auto" is a bar on a terminal, one line an epoch elsewhere.
         callbacks: Further callbacks for `fit`.
         on_start: Called by the first process before the first step.
@@ -97,21 +111,43 @@ def run(
         where the recipe asks for it. In other processes than the first, nothing.
     """
     workdir = Path(workdir)
-    with distribution.scope(devices) as where:
-        if where.is_chief:
-            _check_folder(workdir)
-        _check_same_recipe(recipe, where)
-        plan = _plan(recipe, where)
-        if where.is_chief:
-            _check_space(workdir, plan.model)
-            with atomic_path(workdir / "recipe.json") as temporary:
-                text = json.dumps(recipe.to_dict(), indent=2) + "\n"
-                temporary.write_text(text, encoding="utf-8")
-            if on_start is not None:
-                on_start(plan)
-        reached = _fit(plan, workdir, verbose, callbacks)
-        weights = plain.plain_weights(plan.model, where.read)
-    return _finish(plan, workdir, weights, reached) if where.is_chief else {}
+    lock, checkpoint = Lock(workdir), None
+    try:
+        with distribution.scope(devices) as where:
+            if where.is_chief:
+                _check_folder(workdir, resume)
+            _check_same_recipe(recipe, where)
+            changed = _check_changes(recipe, workdir, accept_changes)
+            if (workdir / RESULTS).exists() and not changed:
+                return json.loads((workdir / RESULTS).read_text()) if where.is_chief else {}
+            plan = _plan(recipe, where)
+            if where.is_chief:
+                _check_space(workdir, plan.model)
+                lock.acquire()  # nothing has been written yet
+            checkpoint = Checkpoint(
+                workdir / CHECKPOINTS,
+                every_minutes=recipe.run.checkpoint_minutes,
+                monitor="val_accuracy",
+                mode="max",
+                extra={"devices": str(where), "recipe": recipe.to_dict()},
+                devices=where,
+            )
+            plan.start = checkpoint.restore(plan.model)
+            if where.is_chief:
+                _begin(plan, workdir)
+                if on_start is not None:
+                    on_start(plan)
+            if plan.start.stopped and not changed:  # it only has to be reported
+                plan.epochs = plan.start.epoch
+            reached = _fit(plan, workdir, checkpoint, verbose, callbacks)
+            weights = plain.plain_weights(plan.model)
+        return _finish(plan, workdir, weights, reached) if where.is_chief else {}
+    except ConnectionError:
+        if checkpoint is None or not checkpoint.interrupted:
+            raise
+        sys.exit(CODE)  # the first process has saved and gone, as it was told to
+    finally:
+        lock.release()
 
 
 def _plan(recipe: Recipe, devices: distribution.Devices) -> Plan:
@@ -142,7 +178,23 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> Plan:
     return Plan(recipe, source, devices, model, steps, epochs, each)
 
 
-def _fit(plan: Plan, workdir: Path, verbose, callbacks) -> dict[str, Any]:
+def _begin(plan: Plan, workdir: Path) -> None:
+    """What is in the folder before the first step."""
+    start, now = plan.start, str(plan.devices)
+    if start.step == 0:  # what a run left that never came to a checkpoint
+        (workdir / LOG).unlink(missing_ok=True)
+        shutil.rmtree(workdir / "logs", ignore_errors=True)
+    elif (before := start.extra["devices"]) != now:
+        logger.warning(
+            "The run goes on, but not bit for bit: it was on %s, and is on %s", before, now
+        )
+    (workdir / RESULTS).unlink(missing_ok=True)
+    with atomic_path(workdir / RECIPE) as temporary:
+        text = json.dumps(plan.recipe.to_dict(), indent=2) + "\n"
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _fit(plan: Plan, workdir: Path, checkpoint, verbose, callbacks) -> dict[str, Any]:
     """Trains; every process does."""
     recipe, devices, config = plan.recipe, plan.devices, plan.model.config
     batch, every = recipe.run.batch_size, recipe.evaluation.every
@@ -154,31 +206,30 @@ def _fit(plan: Plan, workdir: Path, verbose, callbacks) -> dict[str, Any]:
     if recipe.optimizer.ema_momentum is not None:
         observers.append(watch.EvaluateAverage())
     if devices.is_chief:
-        observers += [watch.JsonLines(workdir / "log.jsonl"), watch.EventFiles(workdir / "logs")]
+        observers += [watch.JsonLines(workdir / LOG), watch.EventFiles(workdir / "logs")]
     else:
         verbose = 0
     one = (devices.process, devices.processes)
-    batches = train_batches(plan.source, config, recipe.augment, batch, recipe.run.seed, 0, *one)
+    batches = train_batches(
+        plan.source, config, recipe.augment, batch, recipe.run.seed, plan.start.step, *one
+    )
     size, part = _evaluation_batch(plan), None
     if devices.replicas > 1:
         part = Part.of(size, *one)
     tests = test_batches(plan.source.test, config, size, plan.source.num_classes, part)
-    start = time.monotonic()
     plan.model.fit(
         devices.distribute(batches),
         epochs=plan.epochs,
+        initial_epoch=plan.start.epoch,
         steps_per_epoch=plan.steps_per_epoch,
         validation_data=devices.distribute(tests),
         validation_freq=sorted({*range(every, plan.epochs + 1, every), plan.epochs}),
-        callbacks=[*observers, *callbacks],
+        callbacks=checkpoint.around([*observers, *callbacks]),
         shuffle=False,  # the batches are shuffled already, and Keras would say so
         # Keras' own "auto" is a bar in a file too.
         verbose=(1 if sys.stdout.isatty() else 2) if verbose == "auto" else verbose,
     )
-    return {
-        "seconds": time.monotonic() - start,
-        "images_per_second": progress.images_per_second,
-    }
+    return {"seconds": progress.seconds, "images_per_second": progress.images_per_second}
 
 
 def _finish(plan: Plan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
@@ -205,6 +256,8 @@ def _finish(plan: Plan, workdir: Path, weights, reached: dict[str, Any]) -> dict
     for name, value in reached.get("few_shot", {}).items():
         facts[f"linear, {name.removeprefix('few_shot_')} pictures a class"] = f"{value:.2%}"
     report.write(workdir, recipe, predictions, facts, model.config.labels)
+    with atomic_path(workdir / RESULTS) as temporary:  # the last of all: the run is finished
+        temporary.write_text(json.dumps(reached, indent=2) + "\n", encoding="utf-8")
     return reached
 
 
@@ -238,11 +291,26 @@ def _check_same_recipe(ours: Recipe, devices: distribution.Devices) -> None:
             )
 
 
-def _check_folder(workdir: Path) -> None:
-    if workdir.is_dir() and (there := sorted(p.name for p in workdir.iterdir())):
+def _check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
+    """Whether a run is to go on with another recipe; raises where that was not said."""
+    if not (workdir / RECIPE).exists():
+        return False
+    lines = recipe.differences(recipe.read(workdir / RECIPE), ours)
+    if lines and not accepted:
+        raise ValueError(
+            f"recipe must be that of the run in {workdir}, or the changes be accepted "
+            f"(--accept-changes). Received changes: {'; '.join(lines)}"
+        )
+    return bool(lines)
+
+
+def _check_folder(workdir: Path, resume: bool) -> None:
+    there = sorted(p.name for p in workdir.iterdir()) if workdir.is_dir() else []
+    is_run = RECIPE in there
+    if (is_run and not resume) or (not is_run and there not in ([], ["lock"])):
         more = f" and {len(there) - 6} more" if len(there) > 6 else ""
         raise FileExistsError(
-            "workdir must be a new or empty folder. "
+            f"workdir must be a new or empty folder{', or that of a run' if resume else ''}. "
             f"Received: workdir={str(workdir)!r}, which holds {', '.join(there[:6])}{more}"
         )
     try:
@@ -257,8 +325,10 @@ def _check_folder(workdir: Path) -> None:
 
 
 def _check_space(workdir: Path, model: keras.Model) -> None:
-    """The model, the one being written beside it, and as much again for logs and pictures."""
-    needed = 3 * 4 * model.count_params() + 2**20
+    """Checkpoints: two, the best, and one being written; the model; and logs and pictures."""
+    variables = (*model.variables, *model.optimizer.variables)
+    state = 4 * sum(math.prod(v.shape) for v in variables)
+    needed = 4 * state + 3 * 4 * model.count_params() + 2**20
     free = shutil.disk_usage(workdir).free
     if free < needed:
         raise OSError(

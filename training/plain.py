@@ -1,7 +1,7 @@
 """What a run leaves: the trained model in float32, with nothing of its training."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -18,21 +18,14 @@ def plain_copy(model: keras_vit.ViT) -> keras_vit.ViT:
     return plain_model(model, plain_weights(model))
 
 
-def plain_weights(
-    model: keras_vit.ViT, read: Callable[[Any], np.ndarray] = keras.ops.convert_to_numpy
-) -> dict[str, np.ndarray]:
-    """Path of a weight -> its value, with LoRA added.
-
-    Args:
-        model: A model.
-        read: From a variable to its value.
-    """
+def plain_weights(model: keras_vit.ViT) -> dict[str, np.ndarray]:
+    """Path of a weight -> its value, with LoRA added."""
     variables = {w.path: w for w in model.weights if "lora_kernel" not in w.path}
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False):
             variables[layer._kernel.path] = layer.kernel  # Keras adds the two up when it is read
     # A copy: JAX would share the array, and delete it when the model is trained further.
-    return {path: np.array(read(variable)) for path, variable in variables.items()}
+    return {path: np.array(keras.ops.convert_to_numpy(v)) for path, v in variables.items()}
 
 
 def plain_model(model: keras_vit.ViT, weights: Mapping[str, np.ndarray]) -> keras_vit.ViT:

@@ -156,6 +156,8 @@ class Run:
     jit_compile: bool | None = None
     """None: XLA on accelerators, and not on a CPU with TensorFlow, where it is slower."""
     steps_per_execution: int = 1
+    checkpoint_minutes: float = 10.0
+    """The age at which a checkpoint is followed by the next."""
 
 
 @dataclasses.dataclass(frozen=True)

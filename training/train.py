@@ -38,7 +38,21 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         "--set run.epochs=10",
     )
     parser.add_argument("--recipe", metavar="NAME", help="one that --list shows")
-    parser.add_argument("--workdir", type=Path, metavar="DIR", help="the run folder: new or empty")
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        metavar="DIR",
+        help="the run folder: new, or that of a run, which goes on (then --recipe may be left out)",
+    )
+    parser.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on with a run that is there (the default)",
+    )
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="go on though the recipe is another"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -58,8 +72,12 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="print errors and nothing else")
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
     options = parser.parse_args(argv)
-    if not options.list and not (options.recipe and options.workdir):
+    if options.list:
+        return options
+    if not options.workdir:
         parser.error("--recipe and --workdir are needed, or --list")
+    if not options.recipe and not (options.workdir / "recipe.json").is_file():
+        parser.error(f"--recipe is needed: there is no run in {options.workdir}")
     return options
 
 
@@ -82,9 +100,13 @@ def _train(options: argparse.Namespace) -> int:
     from training import recipe as recipes_
     from training.recipes import NAMES, load
 
-    if options.recipe not in NAMES:
-        print(f"The recipes are: {', '.join(NAMES)}", file=sys.stderr)
-    recipe = recipes_.override(load(options.recipe), options.set)
+    if options.recipe is None:
+        recipe = recipes_.read(options.workdir / "recipe.json")
+    else:
+        if options.recipe not in NAMES:
+            print(f"The recipes are: {', '.join(NAMES)}", file=sys.stderr)
+        recipe = load(options.recipe)
+    recipe = recipes_.override(recipe, options.set)
     if options.data is not None:
         recipe = dataclasses.replace(
             recipe, data=dataclasses.replace(recipe.data, path=options.data)
@@ -99,6 +121,8 @@ def _train(options: argparse.Namespace) -> int:
         recipe,
         options.workdir,
         devices=options.devices,
+        resume=options.resume,
+        accept_changes=options.accept_changes,
         verbose=0 if options.quiet else "auto",
         on_start=on_start,
     )
@@ -134,6 +158,8 @@ def _summary(plan) -> str:
     if recipe.optimizer.base_batch is not None:
         given, base = recipe.optimizer.learning_rate, recipe.optimizer.base_batch
         line += f" ({given:g} for {base:,})"
+    if plan.start.step:
+        line += f"\ngoes on at step {plan.start.step:,}, in epoch {plan.start.epoch + 1:,}"
     return "\n".join([*lines, line])
 
 

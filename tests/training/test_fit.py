@@ -198,7 +198,7 @@ def test_a_run_leaves_its_folder(finished):
     folder, wanted, reached = finished
     names = {p.name for p in folder.iterdir()}
     files = {"recipe.json", "log.jsonl", "report.md", "curves.png", "confusion.png"}
-    assert names == files | {"model.keras", "logs"}
+    assert names == files | {"model.keras", "results.json", "logs", "checkpoints", "lock"}
     assert recipe.read(folder / "recipe.json") == wanted
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert len(log) == 2 and {"learning_rate", "images_per_second", "val_top5"} < set(log[0])

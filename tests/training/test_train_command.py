@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 
 import keras
 import pytest
@@ -82,11 +83,27 @@ def test_an_unknown_recipe_shows_all(tmp_path, capsys):
     assert all(name in printed for name in recipes.NAMES)
 
 
-def test_a_full_run_folder_is_left_alone(folder, capsys):
-    before = (folder / "model.keras").read_bytes()
-    assert train.main(arguments(folder)) == 1
-    assert "which holds confusion.png, curves.png" in capsys.readouterr().err
-    assert (folder / "model.keras").read_bytes() == before
+def test_a_finished_run_is_left_alone(folder, capsys):
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert train.main(arguments(folder)) == 0
+    assert "top-1" in capsys.readouterr().out
+    assert train.main(arguments(folder, "--no-resume")) == 1
+    assert "which holds checkpoints, confusion.png, curves.png" in capsys.readouterr().err
+    assert train.main(arguments(folder, "--set", "run.seed=5")) == 1
+    message = capsys.readouterr().err
+    assert "--accept-changes" in message and "run.seed: 0 -> 5" in message
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_finished_run_can_be_made_longer(folder, tmp_path, capsys):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    log = (copy / "log.jsonl").read_text()
+    more = ["--workdir", str(copy), "--set", "run.steps=8", "--accept-changes"]
+    assert train.main(more) == 0  # it knows its recipe
+    assert "goes on at step" in capsys.readouterr().out
+    longer = (copy / "log.jsonl").read_text()
+    assert longer.startswith(log) and len(longer.splitlines()) == 4
+    assert json.loads((copy / "recipe.json").read_text())["run"]["steps"] == 8
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path):

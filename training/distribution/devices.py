@@ -75,10 +75,6 @@ class Devices:
         """
         return dataset
 
-    def read(self, variable: Any) -> np.ndarray:
-        """The value of a variable, on every process that calls it; all of them must."""
-        return keras.ops.convert_to_numpy(variable)
-
     def gather(self, values: np.ndarray) -> np.ndarray:
         """The arrays of all processes, which have one shape and dtype, stacked by process.
 

@@ -34,7 +34,7 @@ END_SECONDS = 3600
 
 # What JAX says, of several types, when another process is gone.
 _LOST = re.compile(r"gloo|nccl|coordination ?service|heartbeat", re.IGNORECASE)
-_failed = threading.Event()
+_failed: list[int] = []  # the code that a process which failed ends with
 
 
 @contextlib.contextmanager
@@ -48,7 +48,8 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int) -> Iterator
             yield made
     except BaseException as error:
         if made.processes > 1:
-            _failed.set()
+            code = error.code if isinstance(error, SystemExit) else 1
+            _failed.append(code if isinstance(code, int) else 1)
         if made.processes > 1 and isinstance(error, Exception) and _LOST.search(str(error)):
             raise ConnectionError(
                 f"process {made.process} of {made.processes} lost another one, which has ended or "
@@ -273,14 +274,14 @@ def _give_up(several, start):
         "cannot be reached, or ended; this one ends",
         *(several.process, several.processes, several.addresses[0], start),
     )
-    _failed.set()
+    _failed.append(1)
     _leave()
 
 
 def _leave():
     """Ends a process that failed without JAX's farewell, for which the others would be waited."""
-    if _failed.is_set():
+    if _failed:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(_failed[0])
