@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BACKENDS ?= tensorflow jax torch
 ARGS ?=
+BENCH ?= throughput
 # torch and torchvision belong together: move both, here and in pyproject.toml.
 TORCH ?= torch==2.13.0 torchvision==0.28.0
 # A second index for other builds of them. PyTorch's own for CPUs: https://download.pytorch.org/whl/cpu
@@ -44,8 +45,8 @@ format: $(STAMP)-lint ## mend the style
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
-bench: $(STAMP)-bench ## measure the speed beside other libraries
-	@$(RUN) -m benchmarks.throughput $(ARGS)
+bench: $(STAMP)-bench ## measure the speed beside other libraries (BENCH=distribution, ...)
+	@$(RUN) -m benchmarks.$(BENCH) $(ARGS)
 
 clean: ## remove caches and builds, keep .venv and runs/
 	rm -rf build dist .pytest_cache .ruff_cache
