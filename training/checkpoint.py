@@ -247,7 +247,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._opened = False
         if self._pending is not None:
             _, snapshot = self._pending
-            if gone := self._restore_others(snapshot):
+            gone = self._restore_others(snapshot)
+            if gone and self.devices.is_chief:  # which alone has those that write
                 logger.warning("The run had callbacks that it has no more: %s", ", ".join(gone))
 
     def on_epoch_begin(self, epoch, logs=None):

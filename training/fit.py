@@ -26,7 +26,8 @@ import keras
 import numpy as np
 
 import keras_vit
-from keras_vit.weights.atomic import atomic_path
+from keras_vit.runs import CHECKPOINTS, LOCK, LOG, MODEL, RECIPE, RESULTS
+from keras_vit.weights.atomic import TEMPORARY, atomic_path
 from training import callbacks as watch
 from training import distribution, few_shot, plain, recipe, report
 from training.build import build_model, compile_model
@@ -36,9 +37,6 @@ from training.optimizers import PerUpdate, make_schedule
 from training.recipe import Recipe
 from training.sigterm import CODE
 from training.snapshots import Lock, Start
-
-MODEL, RECIPE, RESULTS, LOG = "model.keras", "recipe.json", "results.json", "log.jsonl"
-CHECKPOINTS = "checkpoints"
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +127,7 @@ def run(
                 every_minutes=recipe.run.checkpoint_minutes,
                 monitor="val_accuracy",
                 mode="max",
-                extra={"devices": str(where), "recipe": recipe.to_dict()},
+                extra={"devices": str(where), "steps": plan.steps, "recipe": recipe.to_dict()},
                 devices=where,
             )
             plan.start = checkpoint.restore(plan.model)
@@ -189,6 +187,8 @@ def _begin(plan: Plan, workdir: Path) -> None:
             "The run goes on, but not bit for bit: it was on %s, and is on %s", before, now
         )
     (workdir / RESULTS).unlink(missing_ok=True)
+    for path in workdir.glob(f"{TEMPORARY}*"):  # of a process that was killed; we have the lock
+        path.unlink()
     with atomic_path(workdir / RECIPE) as temporary:
         text = json.dumps(plan.recipe.to_dict(), indent=2) + "\n"
         temporary.write_text(text, encoding="utf-8")
@@ -307,7 +307,10 @@ def _check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
 def _check_folder(workdir: Path, resume: bool) -> None:
     there = sorted(p.name for p in workdir.iterdir()) if workdir.is_dir() else []
     is_run = RECIPE in there
-    if (is_run and not resume) or (not is_run and there not in ([], ["lock"])):
+    # A run that ended before its first step leaves locks, and what it was writing.
+    paths = (p for p in workdir.rglob("*") if p != workdir / CHECKPOINTS)
+    others = any(p.name != LOCK and not p.name.startswith(TEMPORARY) for p in paths)
+    if (is_run and not resume) or (not is_run and others):
         more = f" and {len(there) - 6} more" if len(there) > 6 else ""
         raise FileExistsError(
             f"workdir must be a new or empty folder{', or that of a run' if resume else ''}. "

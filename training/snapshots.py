@@ -18,11 +18,9 @@ one array file that any safetensors reader opens, running no code.
 """
 
 import dataclasses
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import time
@@ -32,6 +30,20 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.runs import (
+    ARRAYS,
+    FACTS,
+    LOCK,
+    MANIFEST,
+    BrokenSnapshotError,
+    check,
+    folders,
+    listing,
+    manifest_text,
+    measure,
+    step_of,
+    steps,
+)
 from keras_vit.weights.arrays import atomic_path, open_arrays, write_safetensors
 
 try:
@@ -39,15 +51,28 @@ try:
 except ImportError:  # Windows: nothing keeps a second process out there
     fcntl = None
 
-ARRAYS, FACTS, MANIFEST, LOCK = "state.safetensors", "state.json", "MANIFEST.json", "lock"
+__all__ = [  # with what the library itself reads of checkpoints
+    "ARRAYS",
+    "FACTS",
+    "LOCK",
+    "MANIFEST",
+    "BrokenSnapshotError",
+    "Lock",
+    "Snapshot",
+    "Start",
+    "check",
+    "listing",
+    "newest",
+    "prune",
+    "read",
+    "set_aside",
+    "steps",
+    "sweep",
+    "write",
+]
 FORMAT = 1
-NAME = re.compile(r"ckpt-(\d+)")
 
 logger = logging.getLogger(__name__)
-
-
-class BrokenSnapshotError(ValueError):
-    """A checkpoint is not what was written; the message names the file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +132,8 @@ def write(
         temporary.mkdir(parents=True)
         write_safetensors(temporary / ARRAYS, arrays)
         _write_text(temporary / FACTS, json.dumps({"format": FORMAT, **facts}, indent=1))
-        files = {name: _measure(temporary / name) for name in (ARRAYS, FACTS)}
-        _write_text(temporary / MANIFEST, _manifest(files))
+        files = {name: measure(temporary / name) for name in (ARRAYS, FACTS)}
+        _write_text(temporary / MANIFEST, manifest_text(files))
         os.replace(temporary, target)
         _flush(folder)
     except BaseException:
@@ -135,37 +160,6 @@ def read(path: str | os.PathLike) -> Snapshot:
         return Snapshot(path, facts, dict(arrays), arrays.dtypes)
 
 
-def check(path: Path, hashes: bool = True) -> None:
-    """Raises a `BrokenSnapshotError` where a checkpoint differs from its manifest.
-
-    Args:
-        path: The folder of the checkpoint.
-        hashes: Whether to read everything, or only to compare sizes.
-    """
-    manifest = path / MANIFEST
-    try:
-        text = manifest.read_text(encoding="utf-8")
-        files = json.loads(text)["files"]
-        # Nothing but what `write` writes passes, so no bit of the manifest itself may change.
-        intact = _manifest(files) == text and files.keys() == {ARRAYS, FACTS}
-        intact = intact and all(file.keys() == {"size", "sha256"} for file in files.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenSnapshotError(f"{manifest} cannot be read: {error}") from error
-    if not intact:
-        raise BrokenSnapshotError(f"{manifest} is not as it was written")
-    for name, wanted in files.items():
-        try:
-            size = (path / name).stat().st_size
-            found = _measure(path / name) if hashes and size == wanted["size"] else {"size": size}
-        except OSError as error:
-            raise BrokenSnapshotError(f"{path / name} cannot be read: {error}") from error
-        for key, value in found.items():
-            if value != wanted[key]:
-                raise BrokenSnapshotError(
-                    f"{path / name} has {key} {value}, and {manifest} says {wanted[key]}"
-                )
-
-
 def newest(folder: str | os.PathLike) -> tuple[Snapshot | None, list[Path]]:
     """The newest checkpoint that verifies. The log names each file that kept one from it.
 
@@ -177,7 +171,7 @@ def newest(folder: str | os.PathLike) -> tuple[Snapshot | None, list[Path]]:
     """
     broken: list[Path] = []
     while True:
-        for path in reversed(_folders(folder)):
+        for path in reversed(folders(folder)):
             if path in broken:
                 continue
             try:
@@ -199,8 +193,8 @@ def prune(folder: str | os.PathLike, keep: int, best: int | None = None) -> None
         keep: How many of the newest stay.
         best: The step of one that stays as well.
     """
-    for path in _folders(folder)[:-keep]:
-        if _step(path) != best:
+    for path in folders(folder)[:-keep]:
+        if step_of(path) != best:
             # A folder that is being removed must not look like a checkpoint.
             doomed = path.with_name(f"{path.name}.tmp-{os.getpid()}")
             os.replace(path, doomed)
@@ -220,33 +214,6 @@ def set_aside(path: Path) -> Path:
         number += 1
     os.replace(path, aside)
     return aside
-
-
-def steps(folder: str | os.PathLike) -> list[int]:
-    """The steps there are checkpoints of, whole or not, in numeric order."""
-    return [_step(path) for path in _folders(folder)]
-
-
-def listing(folder: str | os.PathLike, hashes: bool = False) -> list[dict[str, Any]]:
-    """What there is, oldest first, read without Keras.
-
-    Args:
-        folder: Where the checkpoints are.
-        hashes: Whether "whole" means that every byte was read and compared, or only the sizes.
-
-    Returns:
-        For each checkpoint "step", "path", "whole", "problem" (a string, or None), "bytes",
-        "time" (seconds since 1970, or None), "best", and "position" (epoch, step in the epoch and
-        what else state.json says of it; empty where it cannot be read).
-    """
-    while True:
-        folders = _folders(folder)
-        found = [entry for path in folders if (entry := _describe(path, hashes))]
-        if found or not folders:  # or they were all pruned meanwhile: there are newer ones
-            break
-    # The newest whole one knows which is the best.
-    best = next((entry["best"] for entry in reversed(found) if entry["whole"]), None)
-    return [{**entry, "best": entry["step"] == best} for entry in found]
 
 
 class Lock:
@@ -295,53 +262,6 @@ class Lock:
         handle = self._held.pop(str(self.path), None)
         if handle is not None:
             os.close(handle)
-
-
-def _describe(path: Path, hashes: bool) -> dict[str, Any] | None:
-    """An entry of the listing; None, if the checkpoint was pruned meanwhile."""
-    problem, facts = None, {}
-    try:
-        check(path, hashes)
-        facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        problem = str(error)
-    try:
-        size = sum(file.stat().st_size for file in path.iterdir())
-    except FileNotFoundError:
-        return None
-    return {
-        "step": _step(path),
-        "path": str(path),
-        "whole": problem is None,
-        "problem": problem,
-        "bytes": size,
-        "time": facts.get("time"),
-        "position": facts.get("position", {}),
-        "best": (facts.get("best") or {}).get("step"),
-    }
-
-
-def _folders(folder: str | os.PathLike) -> list[Path]:
-    if not Path(folder).is_dir():
-        return []
-    return sorted((p for p in Path(folder).iterdir() if NAME.fullmatch(p.name)), key=_step)
-
-
-def _step(path: Path) -> int:
-    found = NAME.fullmatch(path.name)
-    if found is None:
-        raise ValueError(f"path must be named ckpt-<step>. Received: path={str(path)!r}")
-    return int(found[1])
-
-
-def _manifest(files: Mapping[str, Mapping[str, Any]]) -> str:
-    return json.dumps({"files": files}, indent=1, sort_keys=True) + "\n"
-
-
-def _measure(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"size": file.tell(), "sha256": digest}
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -159,7 +159,8 @@ def _summary(plan) -> str:
         given, base = recipe.optimizer.learning_rate, recipe.optimizer.base_batch
         line += f" ({given:g} for {base:,})"
     if plan.start.step:
-        line += f"\ngoes on at step {plan.start.step:,}, in epoch {plan.start.epoch + 1:,}"
+        epoch = min(plan.start.epoch + 1, plan.epochs)
+        line += f"\ngoes on at step {plan.start.step:,}, in epoch {epoch:,}"
     return "\n".join([*lines, line])
 
 

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+TEMPORARY = ".tmp-"
+"""How names begin of what is being written, or was when its writer was killed."""
+
+
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
     """Gives a temporary path beside `path` and moves what the block wrote there to `path`.
@@ -32,7 +36,7 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, for a rename is atomic only within one file system; with the same ending,
     # for some writers choose their format by it.
-    mark = f".tmp-{os.getpid()}-{secrets.token_hex(4)}-"
+    mark = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-"
     temporary = target.with_name(mark + target.name)
     try:
         yield temporary

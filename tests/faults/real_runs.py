@@ -1,0 +1,148 @@
+"""`python -m training.train` in processes of its own, for the tests here: start, watch, compare.
+
+A run has what decides how it goes on: crops, drop path, patch dropout, weight decay, a schedule and
+averaged weights. A checkpoint is made whenever the one before is 0.06 seconds old.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from training import snapshots
+
+ROOT = Path(__file__).parents[2]
+LAST = 150  # steps, in three epochs of 50
+SETTINGS = (
+    f"run.steps={LAST}",
+    "run.checkpoint_minutes=0.001",
+    "model.config.depth=2",
+    "model.config.width=32",
+    "schedule.warmup_steps=30",
+    "optimizer.ema_momentum=0.9",
+    "augment.crop=pad",
+    "augment.crop_padding=1",
+)
+
+
+class Process:
+    """One process; what it says goes to a file."""
+
+    def __init__(self, folder, *options, log=None, **environment):
+        self.folder = Path(folder)
+        self.log = Path(log or f"{folder}.log")
+        command = [sys.executable, "-m", "training.train", "--workdir", str(folder), *options]
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        with self.log.open("ab") as file:
+            self.begin = file.tell()
+            self.child = subprocess.Popen(
+                command, env={**variables, **environment}, stdout=file, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def said(self):
+        return self.log.read_bytes()[self.begin :].decode(errors="replace")
+
+    def send(self, number):
+        os.kill(self.child.pid, number)
+
+    def wait_for(self, step):
+        """Waits until there is a checkpoint of this step or a later one, and says which."""
+        until = time.monotonic() + 200
+        while not (found := [k for k in snapshots.steps(self.folder / "checkpoints") if k >= step]):
+            assert self.child.poll() is None and time.monotonic() < until, self.said[-3000:]
+            time.sleep(0.002)
+        return found[-1]
+
+    def code(self, timeout=200):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.child.wait(timeout)
+        raise AssertionError(f"still there after {timeout} s: {self.said[-3000:]}")
+
+    def goes_on_at(self):
+        """The step it said it goes on at."""
+        line = next(line for line in self.said.splitlines() if line.startswith("goes on at step"))
+        return int(line.split()[4].rstrip(","))
+
+    def end(self):
+        self.child.kill()
+        self.child.wait()
+
+
+def settings(*more):
+    """The options of a new run."""
+    pairs = (part for one in (*SETTINGS, *more) for part in ("--set", one))
+    return ["--recipe", "digits", *pairs]
+
+
+def environments(number=2):
+    """What tells processes of this machine that they train together."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    host, port = addresses[0].split(":")
+    found = []
+    for process in range(number):
+        task = {"type": "worker", "index": process}
+        named = {
+            "tensorflow": {
+                "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})
+            },
+            "jax": {
+                "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses[0],
+                "KERAS_DISTRIBUTION_NUM_PROCESSES": str(number),
+                "KERAS_DISTRIBUTION_PROCESS_ID": str(process),
+            },
+            "torch": {
+                "WORLD_SIZE": str(number),
+                "RANK": str(process),
+                "LOCAL_RANK": str(process),
+                "MASTER_ADDR": host,
+                "MASTER_PORT": port,
+                "OMP_NUM_THREADS": "1",
+            },
+        }
+        found.append(named[keras.backend.backend()])
+    return found
+
+
+def killed(*processes):
+    for process in processes:
+        process.send(signal.SIGKILL)
+    for process in processes:
+        process.child.wait()
+
+
+def weights(folder):
+    """The weights of the model that a run left."""
+    import keras_vit  # noqa: F401  its class is in the file
+
+    model = keras.saving.load_model(Path(folder, "model.keras"))
+    return {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
+
+
+def log(folder):
+    """Its log, but for what depends on the machine."""
+    lines = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
+    timed = ("seconds", "images_per_second")
+    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+
+
+def same_weights(one, other):
+    return one.keys() == other.keys() and all(
+        array.tobytes() == other[path].tobytes() for path, array in one.items()
+    )
+
+
+def largest_difference(one, other):
+    return max(float(np.abs(array - other[path]).max()) for path, array in one.items())

@@ -1,0 +1,101 @@
+"""The training command, killed: by the system, by a scheduler, while it saves, beside others."""
+
+import signal
+import time
+
+import keras
+import numpy as np
+import pytest
+import real_runs
+from real_runs import Process, log, same_weights, weights
+
+from training import snapshots
+from training.sigterm import CODE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def check_goes_on(tmp_path, *options, **environment):
+    """One run is only held up; the other is killed, goes on, is told to end, and goes on."""
+    straight = Process(tmp_path / "straight", *real_runs.settings(), *options, **environment)
+    straight.wait_for(20)
+    straight.send(signal.SIGSTOP)  # it is in the middle of training for as long as we like
+    try:
+        second = Process(
+            tmp_path / "straight", *options, log=tmp_path / "second.log", **environment
+        )
+        assert second.code() == 1
+        assert f"and process {straight.child.pid} on " in second.said
+    finally:
+        straight.send(signal.SIGCONT)
+
+    folder = tmp_path / "killed"
+    run = Process(folder, *real_runs.settings(), *options, **environment)
+    run.wait_for(60)
+    real_runs.killed(run)
+    first, _ = snapshots.newest(folder / "checkpoints")
+    assert 60 <= (step := first.facts["position"]["step"]) < real_runs.LAST
+
+    run = Process(folder, *options, **environment)
+    seen = run.wait_for(step + 1)
+    run.send(signal.SIGTERM)
+    assert run.code() == CODE, run.said[-3000:]
+    assert run.goes_on_at() == step
+    saved = snapshots.steps(folder / "checkpoints")[-1]
+    assert seen <= saved < real_runs.LAST
+    assert f"SIGTERM: the run ends, saved at step {saved}" in run.said
+
+    run = Process(folder, *options, **environment)
+    assert run.code() == straight.code() == 0, run.said[-3000:]
+    assert run.goes_on_at() == saved
+    wanted = weights(straight.folder)
+    assert same_weights(weights(folder), wanted)
+    assert log(folder) == log(straight.folder) and len(log(folder)) == 3
+    return wanted
+
+
+def test_run_goes_on_bit_for_bit_and_keeps_others_out(tmp_path):
+    """F5, F13 through the command; a second process neither gets in nor does harm."""
+    wanted = check_goes_on(tmp_path)
+    other = Process(tmp_path / "other", *real_runs.settings("run.seed=1"))  # F6
+    assert other.code() == 0, other.said[-3000:]
+    assert not same_weights(weights(other.folder), wanted)
+    assert log(other.folder) != log(tmp_path / "straight")
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="only JAX cuts weights")
+def test_run_with_weights_in_two_pieces_goes_on_bit_for_bit(tmp_path):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    check_goes_on(tmp_path, "--devices", "model:2", **flags)
+
+
+def writes(path):
+    """The step of a checkpoint that is being written, or taken away."""
+    return int(path.name.split(".")[0].removeprefix("ckpt-"))
+
+
+def test_run_killed_while_it_saves_goes_on_at_the_last_step_or_the_one_before(tmp_path):
+    """F1, with real training: a checkpoint at every step, and kills at random moments."""
+    rng = np.random.default_rng(0)
+    folder, step, hit = tmp_path / "checkpoints", 0, 0
+    options = real_runs.settings("run.steps=100000", "run.checkpoint_minutes=1e-9")
+    for number in range(10):
+        run = Process(tmp_path, *options, log=tmp_path.with_suffix(".log"))
+        run.wait_for(step + 1)
+        time.sleep(rng.uniform(0, 0.3))
+        until = time.monotonic() + 60
+        while number % 2 and time.monotonic() < until:  # every other time, wait for a save
+            seen = snapshots.steps(folder)[-1]
+            if any(writes(path) > seen for path in folder.glob("*.tmp-*")):
+                break
+        seen = snapshots.steps(folder)[-1]
+        real_runs.killed(run)
+        assert step == 0 or run.goes_on_at() == step
+        found, broken = snapshots.newest(folder)
+        step = found.facts["position"]["step"]
+        assert step >= seen and not broken
+        for path in folder.glob("*.tmp-*"):  # the next one, or an old one on its way out
+            assert writes(path) == step + 1 or writes(path) < step
+            hit += writes(path) == step + 1
+        options = []
+    assert hit > 0  # a kill did come in the middle of a save

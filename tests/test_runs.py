@@ -1,0 +1,231 @@
+"""`keras-vit info` of a run folder: how far the run is, and whatever is broken in it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from conformance import tiny_model
+
+from keras_vit import cli, cli_info, runs
+from training import fit, snapshots
+from training.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the same on every backend"
+)
+ROOT = Path(__file__).parents[1]
+RECIPE = {
+    "name": "tiny",
+    "data": {"source": "folder", "path": "pictures"},
+    "model": {"variant": None, "weights": "a.npz", "method": "lora", "config": {"width": 20}},
+    "run": {"steps": None},
+}
+LINES = [{"epoch": 1, "loss": 2.5}, {"epoch": 2, "loss": 1.25}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run that was killed in its third epoch, after a save at step 11; step 8 was the best."""
+    (tmp_path / runs.RECIPE).write_text(json.dumps(RECIPE))
+    log = "".join(json.dumps(line) + "\n" for line in LINES)
+    (tmp_path / runs.LOG).write_text(log + '{"epoch": 3, "lo')
+    save(tmp_path, 8, epoch=2)
+    save(tmp_path, 11, epoch=2, step_in_epoch=3)
+    (tmp_path / runs.CHECKPOINTS / "ckpt-000012.tmp-4711").mkdir()
+    return tmp_path
+
+
+def save(folder, step, epoch, step_in_epoch=0, stopped=False):
+    position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": step, "stopped": stopped}
+    facts = {"time": 1e9 + step, "position": position, "best": {"step": 8}}
+    facts |= {"steps_per_epoch": 4, "extra": {"steps": 14}}
+    arrays = {"model/0:kernel": np.full(50, step, "float32")}
+    return snapshots.write(folder / runs.CHECKPOINTS, step, arrays, facts)
+
+
+def said(folder):
+    """What `info` prints, by the title of the line; the last of a title."""
+    return dict(cli_info.run_lines(runs.read(folder)))
+
+
+def finish(folder):
+    (folder / runs.RESULTS).write_text('{"top1": 0.75}')
+    (folder / runs.MODEL).write_bytes(b"")
+
+
+@pytest.fixture
+def info(monkeypatch, capsys):
+    """Calls the command in this process: (exit code, stdout)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(cli, "out", cli.Console(width=200))
+        monkeypatch.setattr(sys, "argv", ["keras-vit", "info", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0, capsys.readouterr().out
+
+    return call
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_runs_says_where_a_killed_run_goes_on(folder):
+    run = runs.read(folder)
+    assert run["state"] == "cut off" and run["process"] is None and run["results"] is None
+    assert [(e["step"], e["whole"], e["best"]) for e in run["checkpoints"]] == [
+        (8, True, True),
+        (11, True, False),
+    ]
+    assert run["position"] == {
+        **{"epoch": 2, "step_in_epoch": 3, "step": 11, "stopped": False},
+        "steps_per_epoch": 4,
+    }
+    assert (run["steps"], run["saved"]) == (14, 1e9 + 11)
+    assert run["log"] == {"epochs": 2, "last": LINES[1]}  # the third line was not written whole
+    assert run["left_over"] == ["ckpt-000012.tmp-4711"] and not run["set_aside"]
+    assert run["problems"] == []
+    lines = said(folder)
+    assert "cut off; last saved at step 11 of 14, epoch 3 (step 3 of 4), 2001-" in lines["state"]
+    assert lines["trains"] == "width 20, beginning with a.npz, lora"
+    assert lines["data"] == "folder, pictures"
+    assert lines["checkpoint"].startswith("step 11, epoch 3, 0.0 MB, ")
+
+
+def test_runs_state_follows_the_folder(folder):
+    save(folder, 14, epoch=4, stopped=True)
+    assert "trained to its end at step 14 of 14" in said(folder)["state"]
+    lock = snapshots.Lock(folder)
+    lock.acquire()
+    try:
+        run = runs.read(folder)
+        assert run["state"] == "running" and f"process {os.getpid()} on" in run["process"]
+        assert "being written" in said(folder)["unfinished"]
+        with pytest.raises(BlockingIOError):  # it is still held by whom it was held
+            in_child(lambda: (snapshots.Lock._held.clear(), snapshots.Lock(folder).acquire()))
+    finally:
+        lock.release()
+    assert runs.read(folder)["state"] == "cut off"  # though the file is there
+    in_child(lambda: snapshots.Lock(folder).acquire())
+    finish(folder)
+    run = runs.read(folder)
+    assert run["state"] == "finished" and run["results"] == {"top1": 0.75}
+    assert run["problems"] == []
+    (folder / runs.MODEL).unlink()
+    assert "model.keras is missing" in runs.read(folder)["problems"][0]
+
+
+def in_child(function):
+    """Runs a function in a process that was forked; raises there and here if it is kept out."""
+    child = os.fork()
+    if not child:
+        try:
+            function()
+        except BlockingIOError:
+            os._exit(3)
+        except BaseException:
+            os._exit(4)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 3:
+        raise BlockingIOError
+    assert code == 0
+
+
+@pytest.mark.parametrize("name", [runs.ARRAYS, runs.FACTS, runs.MANIFEST])
+def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
+    assert info(folder)[0] == 0
+    path = folder / runs.CHECKPOINTS / "ckpt-000011" / name
+    flip(path)
+    code, out = info(folder, "--json")
+    run = json.loads(out)
+    assert code == 1 and [e["whole"] for e in run["checkpoints"]] == [True, False]
+    assert str(path) in run["problems"][0] and len(run["problems"]) == 1
+    assert run["position"]["step"] == 8  # what the run would go on with
+    snapshots.set_aside(path.parent)
+    code, out = info(folder, "--json")
+    assert code == 0 and json.loads(out)["set_aside"] == ["ckpt-000011.broken"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (runs.RECIPE, '{"name": ', "recipe.json cannot be read"),
+        (runs.RESULTS, "[]", "results.json must hold an object. Received: list"),
+        (runs.LOG, '{"epoch": 1}\nspoiled\n', "log.jsonl cannot be read in line 2"),
+    ],
+)
+def test_runs_names_other_damaged_files(folder, info, name, text, message):
+    (folder / name).write_text(text)
+    code, out = info(folder)
+    assert code == 1 and message in out
+
+
+def test_runs_without_a_checkpoint(tmp_path, info):
+    (tmp_path / runs.RECIPE).write_text("{}")
+    code, out = info(tmp_path)
+    assert code == 0 and "there is no checkpoint to go on from" in out
+
+
+def test_info_opens_the_model_of_a_run(folder, info):
+    finish(folder)
+    model = tiny_model()
+    model.save(folder / runs.MODEL)
+    code, out = info(folder)
+    assert code == 0 and "24 x 16 x 3, patch 8, width 20" in out and "top1 0.75" in out
+    code, out = info(folder, "--json")
+    run = json.loads(out)
+    assert code == 0 and run["model"]["parameters"] == model.count_params()
+    flip(folder / runs.MODEL)
+    code, out = info(folder, "--json")
+    run = json.loads(out)
+    assert (
+        code == 1 and run["model"] is None and "model.keras cannot be opened" in run["problems"][0]
+    )
+
+
+def test_info_of_a_run_without_a_model_needs_no_keras(folder):
+    code = (
+        "import sys, keras_vit_cli\n"
+        f"sys.argv = ['keras-vit', 'info', {str(folder)!r}]\n"
+        "try:\n    keras_vit_cli.main()\n"
+        "except SystemExit as end:\n    print(end.code, 'keras' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] in ("0 False", "None False"), done.stderr
+
+
+def test_runs_reads_what_a_real_run_leaves(tmp_path):
+    """The names of files and the facts are those of `training`; with one's own `fit`, too."""
+    for name in ("RECIPE", "LOG", "MODEL", "RESULTS", "CHECKPOINTS"):
+        assert getattr(runs, name) == getattr(fit, name)
+    model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    x = np.ones((6, 7), "float32")
+    checkpoint = Checkpoint(tmp_path / runs.CHECKPOINTS, save_freq=3, monitor="loss", extra=["x"])
+    around = checkpoint.around()
+    model.fit(x, x[:, :3], batch_size=2, epochs=2, callbacks=around, verbose=0, shuffle=False)
+    (tmp_path / runs.RECIPE).write_text(json.dumps({**RECIPE, "run": {"steps": 6}}))
+    run = runs.read(tmp_path)
+    assert [e["step"] for e in run["checkpoints"]] == [3, 6] and run["problems"] == []
+    assert run["steps"] == 6 and run["position"]["step"] == 6
+    assert "step 6 of 6" in said(tmp_path)["state"]
+    assert run["saved"] > 1.7e9
+
+
+def test_reliability_names_tests_that_there_are():
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    path, names = None, re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", text)
+    assert len(names) > 15
+    for file, name in names:
+        path = file or path  # a name alone is in the file before it
+        assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
