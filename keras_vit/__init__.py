@@ -26,6 +26,9 @@ from keras_vit.variants import (
 )
 
 if TYPE_CHECKING:
+    from keras_vit import runtime
+    from keras_vit.export.graph import fused
+    from keras_vit.export.saved_model import export_saved_model
     from keras_vit.weights.load import from_pretrained
     from keras_vit.weights.save import save_pretrained
 
@@ -34,10 +37,13 @@ __version__ = "0.1.0"
 __all__ = [
     "ViT",
     "ViTConfig",
+    "export_saved_model",
     "from_pretrained",
+    "fused",
     "layers",
     "list_variants",
     "preprocessing",
+    "runtime",
     "save_pretrained",
     "vit_b8",
     "vit_b16",
@@ -56,12 +62,20 @@ __all__ = [
     "vit_ti16",
 ]
 
-# What reads and writes checkpoints is imported when it is first asked for.
-_LATER = {"from_pretrained": "keras_vit.weights.load", "save_pretrained": "keras_vit.weights.save"}
+# What reads, writes and exports models is imported when it is first asked for.
+_LATER = {
+    "export_saved_model": "keras_vit.export.saved_model",
+    "from_pretrained": "keras_vit.weights.load",
+    "fused": "keras_vit.export.graph",
+    "runtime": "keras_vit",
+    "save_pretrained": "keras_vit.weights.save",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")
+    if _LATER[name] == __name__:  # a module of ours
+        return importlib.import_module(f"{__name__}.{name}")
     globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return globals()[name]

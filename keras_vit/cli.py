@@ -5,7 +5,6 @@ or 2 where the command was called in a wrong way.
 """
 
 import contextlib
-import dataclasses
 import enum
 import importlib
 import importlib.metadata
@@ -13,7 +12,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,13 +21,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from keras_vit import backend
+from keras_vit import backend, cli_export, cli_info, cli_serve, runs
 from keras_vit.weights import hub, known
 
 # Keras, and what needs it, is imported by `_library`, when a command has come that far.
 if TYPE_CHECKING:
-    from keras_vit.config import ViTConfig
     from keras_vit.model import ViT
     from keras_vit.weights.load import Checkpoint
 
@@ -36,11 +35,13 @@ DISTRIBUTION = "keras3-vit"
 
 app = typer.Typer(
     name="keras-vit",
-    help="Vision Transformers for Keras 3: find checkpoints, look into them, convert them.",
+    help="Vision Transformers for Keras 3: find checkpoints, look into them, convert, serve them.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_export.app)
+app.add_typer(cli_serve.app)
 out = Console()
 err = Console(stderr=True)
 
@@ -92,7 +93,7 @@ Source = Annotated[
     str,
     typer.Argument(
         help="A path, a name that `keras-vit models` lists, "
-        "hf://organisation/name[@revision][/file], or https://..."
+        "hf://organisation/name\\[@revision]\\[/file], or https://..."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -140,8 +141,12 @@ def info(
 ) -> None:
     """Say what SOURCE is: its format, its model, its pixels, and whether every array has a place.
 
-    It is fetched if it is not here; of a file only the headers are read.
+    It is fetched if it is not here; of a file only the headers are read. Of a run folder: how far
+    the run is, and whether all it left is whole. If something is broken, the exit code is 1.
     """
+    if runs.is_run(source):
+        _show_run(Path(source), as_json)
+        return
     path = hub.fetch(source)
     _library()
     from keras_vit.weights import load
@@ -149,14 +154,9 @@ def info(
     checkpoint = _inspect_keras(path) if path.suffix == ".keras" else load.inspect(path)
     row = known.find(source)
     if as_json:
-        print(json.dumps(_as_json(source, path, row, checkpoint), indent=2))
+        print(json.dumps(cli_info.as_json(source, path, row, checkpoint), indent=2))
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for title, value in _facts(source, path, row, checkpoint):
-        table.add_row(title, str(value))
-    out.print(table)
+    _print_lines(cli_info.facts(source, path, row, checkpoint))
 
 
 @app.command()
@@ -283,6 +283,37 @@ def _step(text: str) -> Iterator[None]:
         yield
 
 
+def _print_lines(lines: Iterable[tuple[str, object]]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, value in lines:
+        table.add_row(title, Text(str(value)))
+    out.print(table)
+
+
+def _show_run(folder: Path, as_json: bool) -> None:
+    """`info` of a run folder. Keras is imported only where there is a model to open."""
+    run, lines = runs.read(folder), []
+    path = folder / runs.MODEL
+    run["model"] = None
+    if path.is_file():
+        _library()
+        try:
+            checkpoint = _inspect_keras(path)
+        except Exception as error:  # whatever Keras makes of a damaged file
+            run["problems"].append(f"{path} cannot be opened: {type(error).__name__}: {error}")
+        else:
+            run["model"] = cli_info.as_json(str(path), path, None, checkpoint)
+            lines = list(cli_info.facts(str(path), path, None, checkpoint))
+    if as_json:
+        print(json.dumps(run, indent=2))
+    else:
+        _print_lines([*cli_info.run_lines(run), *lines])
+    if run["problems"]:
+        raise typer.Exit(1)
+
+
 def _inspect_keras(path: Path) -> "Checkpoint":
     """The same of a .keras file, which `load.inspect` leaves to Keras."""
     from keras_vit.weights.load import Checkpoint
@@ -297,71 +328,6 @@ def _inspect_keras(path: Path) -> "Checkpoint":
         loaded=tuple(weight.path for weight in model.weights),
         dropped={},
     )
-
-
-def _as_json(
-    source: str, path: Path, row: known.Known | None, checkpoint: "Checkpoint"
-) -> dict[str, Any]:
-    fields = {f.name: getattr(checkpoint, f.name) for f in dataclasses.fields(checkpoint)}
-    return {
-        "source": source,
-        "path": str(path),
-        "known": row._asdict() if row else None,
-        **fields,
-        "config": checkpoint.config.to_dict(),
-        "loadable": not (checkpoint.missing or checkpoint.extra or checkpoint.misshaped),
-    }
-
-
-def _facts(
-    source: str, path: Path, row: known.Known | None, checkpoint: "Checkpoint"
-) -> Iterator[tuple[str, object]]:
-    config = checkpoint.config
-    yield "source", source
-    if str(path) != source:
-        yield "path", path
-    if row:
-        yield "stated in", row.reference
-        yield "license", row.license or "not stated there"
-    yield "format", checkpoint.format
-    yield "arrays", f"{checkpoint.num_arrays:,}, {checkpoint.nbytes / 1e6:,.1f} MB"
-    yield "parameters", f"{checkpoint.parameters:,}"
-    yield "model", _model(config)
-    yield "classes", config.num_classes or "none: it returns features"
-    yield "numerics", f"LayerNorm epsilon {config.norm_epsilon:g}, {config.gelu} GELU"
-    yield "positions", f"{config.position_embedding}, resampled as {config.interpolation} does"
-    yield "pixels", _pixels(config)
-    yield "read", f"{len(checkpoint.loaded)} of {checkpoint.num_arrays} arrays"
-    for name, reason in checkpoint.dropped.items():
-        yield "left out", f"{name}: {reason}"
-    for title in ("missing", "extra", "misshaped"):
-        for line in getattr(checkpoint, title):
-            yield title, line
-
-
-def _model(config: "ViTConfig") -> str:
-    height, width = config.image_size
-    patch = "x".join(map(str, dict.fromkeys(config.patch_size)))
-    parts = [
-        f"{height} x {width} x {config.in_channels}, patch {patch}, width {config.width}, "
-        f"depth {config.depth}, {config.num_heads} heads, MLP {config.mlp_dim}",
-        "class token" if config.class_token else "no class token",
-    ]
-    if config.num_registers:
-        parts.append(f"{config.num_registers} registers")
-    if config.layer_scale:
-        parts.append("LayerScale")
-    parts.append(f"pooling {config.pooling}")
-    return ", ".join(parts)
-
-
-def _pixels(config: "ViTConfig") -> str:
-    height, width = config.image_size
-    how = f"{config.resize_method} to {height} x {width}"
-    if (r := config.crop_fraction) is not None:
-        cover = f"{int(height / r)} x {int(width / r)}"
-        how = f"{config.resize_method} to cover {cover}, the centre of {height} x {width}"
-    return f"{how}; (pixel / 255 - {config.pixel_mean}) / {config.pixel_std}"
 
 
 if __name__ == "__main__":

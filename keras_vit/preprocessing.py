@@ -49,8 +49,10 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
 class Preprocessing(keras.layers.Rescaling):
     """The same as a Keras layer: in front of a model, or in `tf.data` on any backend.
 
-    It computes what `preprocess` does for whole pixel values, up to the rounding inside PIL: at
-    most one pixel value apart, a quarter on average.
+    It computes what `preprocess` does for whole pixel values, but for two things that PIL does
+    after the first axis: it rounds, and with bicubic and lanczos it cuts off what leaves 0 to 255.
+    So single pixel values differ by 1, and at hard edges that are enlarged with bicubic or lanczos
+    by some tens. With nearest, a place between two pixels may show the other one.
 
     Args:
         config: The model's `ViTConfig`, or its fields as a dict.
@@ -79,7 +81,7 @@ class Preprocessing(keras.layers.Rescaling):
     def call(self, images):
         backend = self.backend  # TensorFlow inside tf.data, whatever Keras runs on
         height, width = backend.shape(images)[-3:-1]
-        size = _covering(height, width, self.config, where=backend.numpy.where)
+        size = covering(height, width, self.config, where=backend.numpy.where)
         images = backend.image.resize(
             backend.cast(images, self.compute_dtype),
             size,
@@ -87,7 +89,7 @@ class Preprocessing(keras.layers.Rescaling):
             antialias=self.config.resize_method != "nearest",
             data_format="channels_last",
         )
-        (target_h, target_w), (top, left) = self.config.image_size, _corner(size, self.config)
+        (target_h, target_w), (top, left) = self.config.image_size, corner(size, self.config)
         images = images[..., top : top + target_h, left : left + target_w, :]
         # A picture has whole values, and PIL's bicubic never leaves their range.
         images = backend.numpy.clip(backend.numpy.round(images), 0, 255)
@@ -109,7 +111,7 @@ class Preprocessing(keras.layers.Rescaling):
         return cls(**config)
 
 
-def _covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
+def covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
     """The size a picture is resized to before its centre is cut out; ints, or tensors of them."""
     if config.crop_fraction is None:
         return config.image_size
@@ -121,7 +123,7 @@ def _covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
     return where(wide, target_h, covered_h), where(wide, covered_w, target_w)
 
 
-def _corner(size, config: ViTConfig):
+def corner(size, config: ViTConfig):
     """Top and left of the centre, halves rounded to even as Python and torchvision do."""
     spare = [covered - wanted for covered, wanted in zip(size, config.image_size, strict=True)]
     return [n // 2 + (n % 2) * (n // 2 % 2) for n in spare]
@@ -150,7 +152,10 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
                 f"images must be arrays for in_channels={channels}; a PIL image has 1 or 3. "
                 f"Received: a PIL image of mode {image.mode!r}"
             )
-        array = np.asarray(image.convert(MODES[channels]))
+        if image.mode.startswith("I;16"):  # PIL would make 255 of all that is more
+            array = (np.asarray(image) >> 8).astype("uint8")
+        else:
+            array = np.asarray(image.convert(MODES[channels]))
     else:
         array = np.asarray(image)
     if array.dtype.kind not in "uif":
@@ -201,9 +206,9 @@ def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> 
 
 def _resize(array: np.ndarray, config: ViTConfig) -> np.ndarray:
     """(H, W, C) to (height, width, C) in float32, with PIL's resampling."""
-    size = _covering(array.shape[0], array.shape[1], config)
+    size = covering(array.shape[0], array.shape[1], config)
     array = _pil_resize(array, size[0], size[1], config.resize_method)
-    (height, width), (top, left) = config.image_size, _corner(size, config)
+    (height, width), (top, left) = config.image_size, corner(size, config)
     return array[top : top + height, left : left + width]
 
 

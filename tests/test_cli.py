@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import backend, cli
+from keras_vit import backend, cli, cli_info
 from keras_vit.weights import known
 from keras_vit.weights.formats import WRITTEN
 
@@ -135,7 +135,8 @@ def test_info_of_a_keras_file(run, model, tmp_path):
 
 def test_info_says_how_a_picture_is_cut():
     config = keras_vit.ViTConfig(image_size=224, crop_fraction=0.875, resize_method="bicubic")
-    assert cli._pixels(config).startswith("bicubic to cover 256 x 256, the centre of 224 x 224; ")
+    said = cli_info.pixels(config)
+    assert said.startswith("bicubic to cover 256 x 256, the centre of 224 x 224; ")
 
 
 # -- convert

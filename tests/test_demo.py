@@ -21,10 +21,18 @@ def test_digits_reach_95_percent(tmp_path):
     assert untrained.evaluate(batches, verbose=0, return_dict=True)["accuracy"] < 0.2
 
 
-def test_demo_leaves_a_model_and_a_picture(tmp_path, capsys):
-    assert demo.main(["--epochs", "1", "--out", str(tmp_path)]) == 0
+def test_demo_leaves_a_model_a_picture_and_an_export(tmp_path, capsys):
+    run, exports = tmp_path / "run", tmp_path / "exports"
+    assert demo.main(["--epochs", "1", "--out", str(run), "--export", str(exports)]) == 0
     printed = capsys.readouterr().out
     assert "Test accuracy" in printed and "model.keras" in printed
-    assert json.loads((tmp_path / "recipe.json").read_text())["run"]["epochs"] == 1
-    sheet = np.asarray(Image.open(tmp_path / "predictions.png"))
+    assert f"{exports}/1" in printed and "reads what the model reads in 100.0%" in printed
+    assert json.loads((run / "recipe.json").read_text())["run"]["epochs"] == 1
+    sheet = np.asarray(Image.open(run / "predictions.png"))
     assert sheet.shape[0] > 300 and len(np.unique(sheet)) > 10
+    served = keras_vit.runtime.open(exports)
+    assert served.labels == tuple("0123456789")
+    kept = keras_vit.runtime.open(run)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, *kept.config.input_shape), "uint8")
+    np.testing.assert_allclose(served.logits(pixels), kept.logits(pixels), atol=1e-4)
+    assert np.abs(served.logits(pixels) - kept.logits(pixels[::-1])).max() > 1e-2

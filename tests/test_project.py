@@ -21,6 +21,7 @@ ARROWS = {
     "variants": {"config", "model", "weights"},
     "preprocessing": {"config"},
     "weights": {"config", "model", "preprocessing", "resample", "variants", "weights"},
+    "runs": set(),
     "runtime": {"config", "model", "preprocessing", "weights"},
     "export": {"config", "export", "model", "preprocessing", "runtime"},
     "explain": {"config", "explain", "model", "preprocessing"},

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-
 TEMPORARY = ".tmp-"
 """How names begin of what is being written, or was when its writer was killed."""
 
