@@ -1,0 +1,98 @@
+"""Exports from JAX and torch: in a process of its own, where Keras runs on TensorFlow.
+
+A process has one Keras backend for its whole life. The model is handed over as a `.keras` file and
+the arguments as JSON, in a temporary folder; the answer, or the error, comes back in the same way.
+"""
+
+import builtins
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit import runtime
+from keras_vit.model import ViT
+
+MODEL, REQUEST, ANSWER, IMAGES = "model.keras", "request.json", "answer.json", "images.npy"
+
+
+def in_tensorflow(
+    function: str, model: ViT, arguments: Mapping[str, Any], images: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Calls a function of this package in a process of its own, on TensorFlow.
+
+    Args:
+        function: "module:name" in `keras_vit.export`; it is called as
+            `function(model, verify=images, **arguments)` and returns what JSON can hold.
+        model: A `ViT` on any backend.
+        arguments: What JSON can hold.
+        images: The argument `verify`.
+    """
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError(
+            "tensorflow must be installed to export, whatever the backend: "
+            "pip install 'keras3-vit[export]'"
+        )
+    with tempfile.TemporaryDirectory(prefix="keras_vit-") as name:
+        folder = Path(name)
+        model.save(folder / MODEL)
+        if images is not None:
+            np.save(folder / IMAGES, images)
+        request = {"function": function, "arguments": dict(arguments)}
+        (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+        environment = {
+            **os.environ,
+            "KERAS_BACKEND": "tensorflow",
+            # What is imported there is what is imported here.
+            "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+            "CUDA_VISIBLE_DEVICES": "-1",  # this process has the GPUs' memory
+        }
+        # What it prints goes to stderr: stdout is for results.
+        command = [sys.executable, "-m", __name__, name]
+        done = subprocess.run(command, env=environment, stdout=2, check=False)
+        if not (folder / ANSWER).is_file():
+            raise RuntimeError(f"The export's process ended without an answer: {done.returncode}")
+        answer = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
+    if "error" in answer:
+        kind = getattr(builtins, answer["error"], RuntimeError)
+        error = kind(answer["message"])
+        error.add_note(answer["traceback"])
+        raise error
+    return answer["result"]
+
+
+def main(folder: Path) -> None:
+    """Answers the request in a folder."""
+    logging.getLogger("tensorflow").setLevel(logging.WARNING)  # "Assets written to" another name
+    request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    try:
+        opened = runtime.open(folder / MODEL)
+        if not isinstance(opened, runtime.KerasRuntime):
+            raise TypeError(f"A model was expected. Received: {opened.kind}")
+        module, _, name = request["function"].partition(":")
+        function = getattr(importlib.import_module(f"keras_vit.export.{module}"), name)
+        images = np.load(folder / IMAGES) if (folder / IMAGES).is_file() else None
+        answer = {"result": function(opened.model, verify=images, **request["arguments"])}
+    except Exception as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+        answer["traceback"] = traceback.format_exc()
+    temporary = folder / f"{ANSWER}.tmp"
+    temporary.write_text(json.dumps(answer), encoding="utf-8")
+    os.replace(temporary, folder / ANSWER)
+
+
+if __name__ == "__main__":
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError("This process must run on TensorFlow.")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,88 @@
+"""MANIFEST.json: what an exported version is, and the hash of each of its files."""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit.config import ViTConfig
+from keras_vit.export.signatures import input_of
+from keras_vit.runtime import MANIFEST
+
+PIXEL_FIELDS = ("image_size", "in_channels", "resize_method", "crop_fraction")
+
+
+def describe(config: ViTConfig, serving: Any, functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything but the hashes and the verification."""
+    import tensorflow as tf
+
+    fields = config.to_dict()
+    return {
+        "format": "keras_vit SavedModel",
+        "config": fields,
+        "labels": list(serving.labels) if config.num_classes else None,
+        "dtype": serving.dtype,
+        "activation": serving.activation,
+        "images": serving.images,
+        "max_batch_size": serving.max_batch_size,
+        "pixels": {
+            **{name: fields[name] for name in PIXEL_FIELDS},
+            "mean": fields["pixel_mean"],
+            "std": fields["pixel_std"],
+            "images": "uint8 pixels" if serving.images == "uint8" else "(pixel / 255 - mean) / std",
+            "files": "JPEG and PNG",
+            "max_pixels": serving.max_pixels,
+            "exif_orientation": "ignored",
+            "alpha": "left out",
+        },
+        "signatures": {name: _signature(function) for name, function in functions.items()},
+        "versions": {
+            "keras_vit": importlib.import_module("keras_vit").__version__,
+            "keras": keras.__version__,
+            "tensorflow": tf.__version__,
+        },
+    }
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Writes MANIFEST.json beside the files of a version, with their hashes."""
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "sha256": _sha256(path),
+            "bytes": path.stat().st_size,
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / MANIFEST
+    }
+    text = json.dumps({**content, "files": files}, indent=2, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def as_json(value: Any) -> Any:
+    """A dataclass as a dict that JSON can hold."""
+    return {
+        key: str(item) if isinstance(item, Path) else item
+        for key, item in dataclasses.asdict(value).items()
+    }
+
+
+def _signature(function: Any) -> dict[str, Any]:
+    spec = input_of(function)
+    return {
+        "inputs": {spec.name: _spec(spec)},
+        "outputs": {name: _spec(spec) for name, spec in function.structured_outputs.items()},
+    }
+
+
+def _spec(spec: Any) -> dict[str, Any]:
+    return {"dtype": spec.dtype.name, "shape": [size for size in spec.shape]}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

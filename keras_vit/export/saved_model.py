@@ -1,0 +1,227 @@
+"""A model as a SavedModel for TensorFlow Serving: compiled, verified, and there when complete."""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.export import image_bytes, signatures, versions, warm_up
+from keras_vit.export.graph import DTYPES
+from keras_vit.export.in_tensorflow import in_tensorflow
+from keras_vit.export.manifest import as_json, describe, write_manifest
+from keras_vit.export.signatures import Serving
+from keras_vit.export.verify import (
+    BOUNDS,
+    Verification,
+    float32_model,
+    latencies,
+    made_pictures,
+    verify_export,
+)
+from keras_vit.model import ViT
+from keras_vit.runtime import KerasRuntime, SavedModelRuntime, normalised, probability_function
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """What was written, and what was seen when it was verified."""
+
+    path: Path
+    """The version folder."""
+    version: int
+    dtype: str
+    """Of the weights and the products."""
+    size: int
+    """Bytes of all files."""
+    latency: float
+    """Milliseconds for one image, the shortest of several."""
+    plain_latency: float
+    """The same for the model's own graph, measured in turns with it."""
+    verification: Verification
+
+
+def export_saved_model(
+    model: ViT,
+    path: str | os.PathLike,
+    *,
+    dtype: str = "float32",
+    version: int | None = None,
+    labels: Sequence[str] | None = None,
+    activation: str | None = None,
+    images: str = "float32",
+    top_k: int = 5,
+    max_batch_size: int = 256,
+    max_pixels: int = image_bytes.MAX_PIXELS,
+    bound: float | None = None,
+    verify: Any = None,
+) -> Export:
+    """Writes a model as `path/VERSION/` for TensorFlow Serving.
+
+    The model is compiled for inference first. Before the folder gets its name it is opened, run,
+    and compared with the model; where they differ by too much, `ValueError` says so and nothing is
+    left. On JAX and torch this happens in a process of its own, on TensorFlow.
+
+    | signature | takes | gives |
+    |---|---|---|
+    | `serving_default` | `images` | `probabilities`, `logits` |
+    | `serve_bytes` | `bytes`, JPEG or PNG files | `probabilities`, `logits` |
+    | `classify` | `bytes` | `labels`, `scores`, the best first |
+    | `features` | `images` | `features`, what the head reads |
+
+    A model without a head gives `features` in place of probabilities and logits, and has no
+    `classify`; nor has one that does not pool. One that takes neither 1 nor 3 channels has no
+    signature for files.
+
+    Args:
+        model: A `ViT` on any backend, not quantised. LoRA is merged.
+        path: The folder of all versions, such as "savedmodels/flowers".
+        dtype: "float32", or "bfloat16" for processors that multiply it.
+        version: A number that is free; None means the next one.
+        labels: Names of the classes; None means the config's, or their numbers.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
+            `classifier_activation` if that is sigmoid, otherwise softmax.
+        images: "float32" if `images` are what the model takes, "uint8" if they are pixels of the
+            model's size, which are then normalised inside.
+        top_k: Classes that `classify` names.
+        max_batch_size: The most images in a request.
+        max_pixels: The most pixels of a picture file; it is refused before it is decoded.
+        bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
+            float32 and 0.05 in bfloat16.
+        verify: Images to compare on, floats as the model takes them or uint8 pixels of its size;
+            made pictures by default.
+
+    Returns:
+        An `Export`: path, size, latency and the verification.
+
+    Example:
+
+    >>> export = keras_vit.export_saved_model(model, "savedmodels/flowers", dtype="bfloat16")
+    >>> export.path
+    PosixPath('savedmodels/flowers/1')
+    """
+    if not isinstance(model, ViT):
+        raise ValueError(f"model must be a ViT. Received: model={type(model).__name__}")
+    arguments = {
+        "path": os.path.abspath(path),
+        "version": version,
+        "bound": bound,
+        "serving": dataclasses.asdict(
+            _serving(
+                model.config, dtype, activation, images, labels, top_k, max_batch_size, max_pixels
+            )
+        ),
+    }
+    if bound is not None and not bound > 0:
+        raise ValueError(f"bound must be greater than 0. Received: bound={bound!r}")
+    versions.check_version(Path(path), version)
+    if keras.backend.backend() == "tensorflow":
+        facts = export_here(model, verify=verify, **arguments)
+    else:
+        pictures = None if verify is None else np.asarray(verify)
+        facts = in_tensorflow("saved_model:export_here", model, arguments, pictures)
+    facts["verification"] = Verification(**facts["verification"])
+    return Export(**{**facts, "path": Path(path, str(facts["version"]))})
+
+
+def export_here(
+    model: ViT, *, path: str, version: int | None, bound: float | None, serving: dict, verify: Any
+) -> dict[str, Any]:
+    """The export itself, in a process on TensorFlow; an `Export` as JSON."""
+    import tensorflow as tf
+
+    how = Serving(**{**serving, "labels": tuple(serving["labels"])})
+    reference = KerasRuntime(float32_model(model))
+    with versions.new_version(Path(path), version) as (folder, placed):
+        with tempfile.TemporaryDirectory() as scratch:
+            module, functions = signatures.make_module(model, how, Path(scratch))
+            tf.saved_model.save(module, str(folder), signatures=functions)
+        warm_up.write_warm_up(folder, functions, Path(path).name, how.max_batch_size)
+        content = describe(model.config, how, functions)
+        write_manifest(folder, content)
+        exported = SavedModelRuntime(folder)
+        verification = verify_export(reference, exported, bound or BOUNDS[how.dtype], verify)
+        latency, plain_latency = _latencies(exported, reference.model)
+        write_manifest(
+            folder,
+            {
+                **content,
+                "verification": as_json(verification),
+                "latency_ms": {"export": latency, "plain": plain_latency},
+            },
+        )
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    export = Export(
+        path=placed[0],
+        version=int(placed[0].name),
+        dtype=how.dtype,
+        size=size,
+        latency=latency,
+        plain_latency=plain_latency,
+        verification=verification,
+    )
+    return as_json(export)
+
+
+def _serving(
+    config: ViTConfig,
+    dtype: str,
+    activation: str | None,
+    images: str,
+    labels: Sequence[str] | None,
+    top_k: int,
+    max_batch_size: int,
+    max_pixels: int,
+) -> Serving:
+    """The arguments, checked."""
+    for name, value, allowed in (
+        ("dtype", dtype, DTYPES),
+        ("activation", activation, (None, *signatures.ACTIVATIONS)),
+        ("images", images, signatures.IMAGES),
+    ):
+        if value not in allowed:
+            known = ", ".join(map(repr, allowed))
+            raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
+    for name, value in (
+        ("top_k", top_k),
+        ("max_batch_size", max_batch_size),
+        ("max_pixels", max_pixels),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a positive int. Received: {name}={value!r}")
+    if labels is None:
+        labels = config.labels or [str(i) for i in range(config.num_classes)]
+    names = tuple(labels or ())
+    if len(names) != config.num_classes:
+        raise ValueError(
+            f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
+        )
+    for label in names:  # each is a line of a file
+        if not isinstance(label, str) or not label.strip() or not label.isprintable():
+            raise ValueError(f"labels must be printable names. Received: {label!r}")
+    return Serving(
+        dtype=dtype,
+        activation=activation or probability_function(config),
+        images=images,
+        labels=names,
+        top_k=min(top_k, config.num_classes),
+        max_batch_size=max_batch_size,
+        max_pixels=max_pixels,
+    )
+
+
+def _latencies(exported: SavedModelRuntime, model: ViT) -> list[float]:
+    """Milliseconds for one image: of the export, and of the model's own graph."""
+    import tensorflow as tf
+
+    pixels = made_pictures(model.config, 1)
+    floats = tf.constant(normalised(pixels, model.config))
+    images = tf.constant(pixels) if exported.manifest["images"] == "uint8" else floats
+    plain = tf.function(lambda x: model(x, training=False), autograph=False)
+    serve = exported.signature("serving_default")
+    return latencies([lambda: serve(images=images), lambda: plain(floats)])

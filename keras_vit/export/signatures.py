@@ -1,0 +1,190 @@
+"""What a SavedModel answers: four signatures around one compiled graph, and what they refuse."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.export import graph, image_bytes
+from keras_vit.export.fuse import fold
+from keras_vit.model import ViT
+
+ACTIVATIONS = ("softmax", "sigmoid")
+IMAGES = ("float32", "uint8")
+LABELS = "labels.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Serving:
+    """How a model is served; the arguments of `export_saved_model`."""
+
+    dtype: str
+    activation: str
+    images: str
+    labels: tuple[str, ...]
+    top_k: int
+    max_batch_size: int
+    max_pixels: int
+
+
+def make_module(model: ViT, serving: Serving, folder: Path) -> tuple[Any, Mapping[str, Any]]:
+    """The `tf.Module` to save, and its signatures by name.
+
+    Args:
+        model: A `ViT`.
+        serving: How it is served.
+        folder: Where the file of labels is written, which saving copies into the assets.
+
+    Returns:
+        A `tf.Module` and a dict of concrete functions: `serving_default`, and where the model has
+        what they need `features`, `serve_bytes` and `classify`.
+    """
+    import tensorflow as tf
+
+    config = model.config
+    module: Any = tf.Module()
+    compute, weights = _compute(model, serving.dtype)
+    module.weights = weights  # the graph itself must not be found here: it would be saved twice
+    image_type = tf.TensorSpec([None, *config.input_shape], serving.images, name="images")
+    bytes_type = tf.TensorSpec([None], tf.string, name="bytes")
+
+    def from_images(images):
+        images = _checked("images", images, config.input_shape, serving.max_batch_size)
+        return answer(_normalised(images, config) if serving.images == "uint8" else images)
+
+    def from_bytes(files):
+        files = _checked("bytes", files, (), serving.max_batch_size)
+        return answer(_normalised(image_bytes.decode(files, config, serving.max_pixels), config))
+
+    def answer(images):
+        outputs = compute(images)
+        with tf.control_dependencies([_finite(next(iter(outputs.values())))]):
+            outputs = {name: tf.identity(value) for name, value in outputs.items()}
+        if config.num_classes:
+            outputs["probabilities"] = getattr(tf.nn, serving.activation)(outputs["logits"])
+        return outputs
+
+    def chosen(outputs, *names):
+        return {name: outputs[name] for name in names}
+
+    names = ("probabilities", "logits") if config.num_classes else ("features",)
+    functions = {
+        "serving_default": (lambda images: chosen(from_images(images), *names), image_type),
+        "features": (lambda images: chosen(from_images(images), "features"), image_type),
+    }
+    if config.in_channels in (1, 3):
+        functions["serve_bytes"] = (lambda files: chosen(from_bytes(files), *names), bytes_type)
+    if config.in_channels in (1, 3) and config.num_classes and config.pooling is not None:
+        table = module.labels = _table(serving.labels, folder / LABELS)
+
+        def classify(files):
+            best = tf.math.top_k(from_bytes(files)["probabilities"], serving.top_k)
+            return {"labels": table.lookup(tf.cast(best.indices, tf.int64)), "scores": best.values}
+
+        functions["classify"] = (classify, bytes_type)
+    signatures = {
+        name: tf.function(function, input_signature=[spec], autograph=False).get_concrete_function()
+        for name, (function, spec) in functions.items()
+    }
+    return module, signatures
+
+
+def input_of(function: Any) -> Any:
+    """The `tf.TensorSpec` of a signature's only input."""
+    (spec,) = function.structured_input_signature[0]
+    return spec
+
+
+def _compute(model: ViT, dtype: str) -> tuple[Any, Any]:
+    """A function from normalised images to logits and features, and the variables it reads."""
+    import tensorflow as tf
+
+    folded, config = fold(model), model.config
+    without = config.replace(num_classes=0, labels=None, classifier_activation=None)
+    compiled = graph.compile_graph(dataclasses.replace(folded, config=without, head=None), dtype)
+    head = () if folded.head is None else (folded.head.kernel, folded.head.bias)
+    head = [tf.Variable(tf.constant(value), trainable=False) for value in head]
+    # Where the last norm's gain and offset moved into the head, what the head reads lacks them.
+    gain = None
+    if folded.head and not folded.pre_logits and config.final_norm != "none":
+        norm = model.get_layer("encoder_norm")
+        gain = [np.asarray(v, "float32") for v in (norm.gamma, norm.beta)]
+
+    def compute(images):
+        read = compiled.run(images)  # (B, D) in float32
+        outputs = {}
+        if head:
+            outputs["logits"] = tf.matmul(read, head[0]) + head[1]
+        outputs["features"] = read if gain is None else read * gain[0] + gain[1]
+        return outputs
+
+    images = tf.TensorSpec([None, *config.input_shape], tf.float32)
+    # As one function, so that it is traced once for all signatures.
+    compute = tf.function(compute, input_signature=[images], autograph=False)
+    compute.get_concrete_function()  # which makes the variables
+    return compute, [*compiled.weights, *head]
+
+
+def _checked(name: str, values, shape: tuple[int, ...], most: int):
+    """The same values, or an error where their shape is another.
+
+    A server does not compare shapes with the signature, and a picture of twice the size would be
+    taken for two.
+    """
+    import tensorflow as tf
+
+    hidden = tf.raw_ops.PlaceholderWithDefault(input=values, shape=None)  # else the check is folded
+    found = tf.shape(hidden)
+    text = tf.strings.reduce_join(tf.strings.as_string(found), separator=", ")
+    # As text, for the optimiser believes that it knows the rank.
+    fits = tf.strings.regex_full_match(text, ", ".join([r"\d+", *map(str, shape)]))
+    wanted = ", ".join(["batch", *map(str, shape)])
+    received = tf.strings.join([". Received: shape (", text, ")"])
+    error = tf.strings.join([f"{name} must have shape ({wanted})", received])
+    right = tf.debugging.Assert(fits, [error])
+    with tf.control_dependencies([right]):
+        count = tf.size(hidden) // max(int(np.prod(shape)), 1)
+    error = tf.strings.join([f"{name} must be {most} at most in one request", received])
+    few = tf.debugging.Assert(count <= most, [error])
+    with tf.control_dependencies([right, few]):
+        return tf.ensure_shape(hidden, (None, *shape))
+
+
+def _finite(values):
+    """Fails where a number is NaN or infinite, which one pixel of that kind does to an image."""
+    import tensorflow as tf
+
+    axes = list(range(1, len(values.shape)))
+    wrong = tf.where(~tf.reduce_all(tf.math.is_finite(values), axes))[:, 0]
+    named = tf.strings.reduce_join(tf.strings.as_string(wrong[: image_bytes.NAMED]), separator=", ")
+    error = tf.strings.join(
+        ["images must hold finite numbers. Received: NaN or infinite ones in image ", named]
+    )
+    return tf.debugging.Assert(tf.size(wrong) == 0, [error])
+
+
+def _normalised(pixels, config: ViTConfig):
+    """uint8 to (pixel / 255 - mean) / std, as `preprocess` computes it."""
+    import tensorflow as tf
+
+    mean, std = (np.asarray(v, "float32") for v in (config.pixel_mean, config.pixel_std))
+    return (tf.cast(pixels, tf.float32) / 255.0 - mean) / std
+
+
+def _table(labels: tuple[str, ...], file: Path):
+    """From class numbers to the lines of a file that becomes an asset."""
+    import tensorflow as tf
+
+    file.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8", newline="\n")
+    lines = tf.lookup.TextFileInitializer(
+        str(file),
+        key_dtype=tf.int64,
+        key_index=tf.lookup.TextFileIndex.LINE_NUMBER,
+        value_dtype=tf.string,
+        value_index=tf.lookup.TextFileIndex.WHOLE_LINE,
+        vocab_size=len(labels),
+    )
+    return tf.lookup.StaticHashTable(lines, default_value="")

@@ -1,0 +1,198 @@
+"""Whether an export still computes its model: both are run on the same pictures, and compared."""
+
+import dataclasses
+import io
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.model import ViT
+from keras_vit.preprocessing import preprocess
+from keras_vit.runtime import KerasRuntime, SavedModelRuntime
+
+BOUNDS = {"float32": 1e-5, "bfloat16": 0.05}
+"""The largest difference from the model, as a share of the logits' range."""
+
+FILES_BOUND = 0.01
+"""On top of it from `preprocess`ed pictures to their files: single pixels are rounded otherwise."""
+
+BATCHES = (1, 3, 7, 5)
+SIZES = ((37, 61), (500, 375), (120, 90), (64, 64))  # of the files
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How far an export is from its model."""
+
+    images: int
+    """Pictures that both were run on."""
+    logits_range: float
+    """Largest minus smallest logit of the model, or the largest magnitude if that is more."""
+    difference: float
+    """The largest difference of a logit (without a head, of a feature)."""
+    bound: float
+    """What the difference had to stay below, as a share of `logits_range`."""
+    features_difference: float
+    """The largest difference of a feature, as a share of their range."""
+    same_top_class: float | None
+    """Share of the pictures with the same top class; None without a head."""
+    files_difference: float | None
+    """The largest difference of a logit when picture files are decoded inside, as a share."""
+    where: str
+    """The runtime and the machine."""
+
+
+def float32_model(model: ViT) -> ViT:
+    """The model itself, or one with its weights, LoRA merged, that computes in float32."""
+    if model.compute_dtype == "float32":
+        return model
+    values = {v.path: v.value for v in model.weights}
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            values[layer._kernel.path] = layer.kernel
+    copy = ViT(model.config, name=model.name, dtype="float32")
+    for variable in copy.weights:
+        variable.assign(values[variable.path])
+    return copy
+
+
+def made_pictures(config: ViTConfig, count: int = sum(BATCHES)) -> np.ndarray:
+    """Coloured areas with soft edges and noise: uint8 (count, H, W, C), the same at every call."""
+    return np.stack([_picture(seed, config.input_shape) for seed in range(count)])
+
+
+def verify_export(
+    reference: KerasRuntime, export: SavedModelRuntime, bound: float, images: Any = None
+) -> Verification:
+    """Compares an export with its model; raises `ValueError` where they differ by too much.
+
+    Args:
+        reference: The model, in float32.
+        export: The export, opened from where it was written.
+        bound: The largest difference of a logit, as a share of their range.
+        images: What to run them on: float images as the model takes them, or uint8 pixels; made
+            pictures by default.
+    """
+    config = export.config
+    images = made_pictures(config) if images is None else np.asarray(images)
+    if not len(images):
+        raise ValueError(f"verify must hold at least one image. Received: shape {images.shape}")
+    outputs = ["logits", "features"] if config.num_classes else ["features"]
+    results = {}
+    for name in outputs:
+        wanted = getattr(reference, name)(images)
+        found = np.concatenate([getattr(export, name)(part) for part in _batches(images)])
+        results[name] = (wanted, found, *_compare(name, wanted, found, bound))
+    wanted, found, difference, scale = results[outputs[0]]
+    has_classes = config.num_classes > 0
+    return Verification(
+        images=len(images),
+        logits_range=scale,
+        difference=difference,
+        bound=bound,
+        features_difference=results["features"][2] / (results["features"][3] or 1),
+        same_top_class=float((wanted.argmax(-1) == found.argmax(-1)).mean())
+        if has_classes
+        else None,
+        files_difference=_verify_files(export, outputs[0], bound)
+        if config.in_channels in (1, 3)
+        else None,
+        where=_where(),
+    )
+
+
+def latencies(functions: Sequence[Callable[[], Any]], seconds: float = 1.0) -> list[float]:
+    """The shortest time of each in milliseconds, run in turns for about so many seconds."""
+    for function in functions:
+        function()
+    best = [float("inf")] * len(functions)
+    end = time.perf_counter() + seconds
+    for turn in range(50):
+        for i, function in enumerate(functions):
+            start = time.perf_counter()
+            function()
+            best[i] = min(best[i], 1000 * (time.perf_counter() - start))
+        if turn >= 2 and time.perf_counter() > end:
+            break
+    return best
+
+
+def _compare(name: str, wanted: np.ndarray, found: np.ndarray, bound: float) -> tuple[float, float]:
+    """The largest difference and the range, or an error that says where they differ most."""
+    if wanted.shape != found.shape:
+        raise ValueError(
+            f"The export's {name} must have the model's shape {wanted.shape}. "
+            f"Received: {found.shape}"
+        )
+    scale = max(float(np.ptp(wanted)), float(np.abs(wanted).max()))
+    differences = np.abs(wanted.astype("float64") - found)
+    differences[~np.isfinite(differences)] = np.inf
+    place = np.unravel_index(differences.argmax(), differences.shape)
+    difference = float(differences[place])
+    if not np.isfinite(scale) or difference > bound * scale:
+        raise ValueError(
+            f"The export's {name} must be the model's within {bound:g} of their range, which is "
+            f"{scale:.4g}. Received: a difference of {difference:.4g} at image {place[0]}, "
+            f"index {', '.join(str(i) for i in place[1:])}, where the model says "
+            f"{wanted[place]:.6g} and the export {found[place]:.6g}"
+        )
+    return difference, scale
+
+
+def _verify_files(export: SavedModelRuntime, output: str, bound: float) -> float:
+    """Files through `serve_bytes` against the same through `preprocess` and the export."""
+    from PIL import Image
+
+    files, pictures = [], []
+    for seed, size in enumerate(SIZES):
+        image = Image.fromarray(_picture(seed, (*size, 3)))
+        file = io.BytesIO()
+        image.save(file, "PNG" if seed % 2 else "JPEG", quality=90)
+        files.append(file.getvalue())
+        pictures.append(Image.open(file))
+    images = preprocess(pictures, export.config)
+    if export.manifest["images"] == "uint8":
+        pixels = export.config.replace(pixel_mean=0.0, pixel_std=1 / 255)
+        images = preprocess(pictures, pixels).round().astype("uint8")
+    found = export.run("serve_bytes", bytes=files)[output]
+    name = f"{output} of files"
+    difference, scale = _compare(name, getattr(export, output)(images), found, bound + FILES_BOUND)
+    return difference / (scale or 1)
+
+
+def _picture(seed: int, shape: tuple[int, int, int]) -> np.ndarray:
+    height, width, channels = shape
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 4, channels)).astype("float64")
+    rows, columns = (np.linspace(0, 3, n) for n in (height, width))
+    soft = _between(_between(coarse, rows).swapaxes(0, 1), columns).swapaxes(0, 1)
+    noise = rng.normal(0, 8, shape)
+    return np.clip(soft + noise, 0, 255).round().astype("uint8")
+
+
+def _between(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Values at places between the rows, interpolated."""
+    low = np.minimum(places.astype(int), len(values) - 2)
+    share = (places - low)[:, None, None]
+    return (1 - share) * values[low] + share * values[low + 1]
+
+
+def _batches(images: np.ndarray) -> list[np.ndarray]:
+    """The images in batches of different sizes."""
+    sizes = [*BATCHES, *[32] * (len(images) // 32 + 1)]
+    parts = np.split(images, np.cumsum(sizes))
+    return [part for part in parts if len(part)]
+
+
+def _where() -> str:
+    import tensorflow as tf
+
+    devices = sorted({device.device_type for device in tf.config.list_physical_devices()})
+    return (
+        f"TensorFlow {tf.__version__}, {'+'.join(devices)}, "
+        f"{platform.system()} {platform.machine()}"
+    )

@@ -1,0 +1,94 @@
+"""Version folders that appear whole or not at all.
+
+TensorFlow Serving loads a folder as soon as it has a number for a name, half copied or not. So a
+version is written under a name that is no number, flushed to the disk, and then renamed.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def check_version(path: Path, version: int | None) -> None:
+    """Raises where `version` is not a number that is free, before any work is done."""
+    if version is None:
+        return
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(f"version must be a positive int. Received: version={version!r}")
+    if (path / str(version)).exists():
+        raise _taken(path, version)
+
+
+@contextlib.contextmanager
+def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Path]]]:
+    """Gives a folder to write to, which becomes `path/version` when the block ends.
+
+    When the block raises, nothing is left. A process that is killed leaves a folder named
+    `.tmp-*`, which no server takes for a version.
+
+    Args:
+        path: The folder of all versions, made as needed.
+        version: A number that is free; None means the next one.
+
+    Yields:
+        The folder, and a list that will hold the version's own path.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    temporary = path / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary.mkdir()
+    placed: list[Path] = []
+    try:
+        yield temporary, placed
+        _flush(temporary)
+        placed.append(_place(temporary, path, version))
+        _flush_folder(path)
+    finally:
+        if not placed:
+            shutil.rmtree(temporary)
+
+
+def _place(temporary: Path, path: Path, version: int | None) -> Path:
+    while True:
+        target = path / str(version or _next(path))
+        try:
+            os.rename(temporary, target)  # fails where there are files
+            return target
+        except OSError:
+            if not target.exists():
+                raise
+            if version is not None:  # else another export took the number meanwhile
+                raise _taken(path, version) from None
+
+
+def _next(path: Path) -> int:
+    numbers = (int(p.name) for p in path.iterdir() if p.name.isascii() and p.name.isdigit())
+    return max(numbers, default=0) + 1
+
+
+def _taken(path: Path, version: int) -> FileExistsError:
+    return FileExistsError(
+        f"version must be one that {path} does not hold. Received: version={version}"
+    )
+
+
+def _flush(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir():
+            _flush(entry)
+        else:
+            with entry.open("rb+") as file:
+                os.fsync(file.fileno())
+    _flush_folder(path)
+
+
+def _flush_folder(path: Path) -> None:
+    if os.name == "nt":
+        return  # a folder cannot be opened there
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

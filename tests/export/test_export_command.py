@@ -1,0 +1,81 @@
+"""The `export` command: what it reads, writes and prints."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from conformance import images, run, tiny_model
+from typer.testing import CliRunner
+
+import keras_vit
+from keras_vit import cli, cli_export, runtime
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="an export runs on TensorFlow"
+)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        return CliRunner().invoke(cli_export.app, [*map(str, arguments)])
+
+    return call
+
+
+def test_export_of_a_run_folder(call, tmp_path):
+    model = tiny_model()
+    (tmp_path / "runs" / "flowers").mkdir(parents=True)
+    model.save(tmp_path / "runs" / "flowers" / "model.keras")
+    (tmp_path / "labels.txt").write_text("Rose\nÉglantine\nFern\n", encoding="utf-8")
+    done = call("runs/flowers", "--to", "saved_model", "--labels", "labels.txt", "--top-k", 2)
+    assert done.exit_code == 0, done.exception
+    rows = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert rows["file"] == "savedmodels/flowers/1"
+    assert rows["same top class"] == "100.0% of 16 images"
+    assert rows["verified on"].startswith("TensorFlow 2.")
+    assert {"size", "latency", "largest difference", "picture files"} < set(rows)
+    opened = runtime.open("savedmodels/flowers")
+    assert opened.labels == ("Rose", "Églantine", "Fern")
+    x = images(model.config)
+    np.testing.assert_allclose(opened.logits(x), run(model, x), atol=1e-4)
+    assert call("savedmodels/flowers", "--to", "saved_model").exit_code == 1
+
+
+@pytest.mark.parametrize("command", [[], ["export"], ["info"], ["serve-config"], ["request"]])
+def test_command_explains_itself(command):
+    done = CliRunner().invoke(cli.app, [*command, "--help"])
+    assert done.exit_code == 0, done.exception
+    assert all(name in done.stdout for name in command or ("export", "serve-config", "request"))
+    if "info" in command or "export" in command:
+        assert "name[@revision][/file]" in done.stdout  # no markup
+
+
+def test_export_of_a_checkpoint_as_json(call, tmp_path):
+    model = tiny_model()
+    keras_vit.save_pretrained(model, tmp_path / "tiny", "timm")
+    done = call("tiny", "--to", "saved_model", "--out", "x/y", "--version", 7, "--json")
+    assert done.exit_code == 0, done.exception
+    facts = json.loads(done.stdout)
+    assert (facts["path"], facts["version"], facts["dtype"]) == ("x/y/7", 7, "float32")
+    assert facts["verification"]["same_top_class"] == 1
+    again = call("tiny", "--to", "saved_model", "--out", "x/y", "--version", 7)
+    assert again.exit_code == 1 and "Received: version=7" in str(again.exception)
+
+
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ("runs/flowers", "flowers"),
+        ("runs/flowers/model.keras", "flowers"),
+        ("ViT-B_16.npz", "ViT-B_16"),
+        ("a/b.weights.h5", "b"),
+        ("vit_b16.dino", "vit_b16.dino"),
+        ("hf://timm/vit_base.dino@main", "vit_base.dino_main"),
+    ],
+)
+def test_name_of_the_folder(source, name):
+    assert cli_export._name(source) == name
