@@ -6,8 +6,8 @@ import signal
 import keras
 import numpy as np
 import pytest
-import trainee
-from trainee import Plan, check_same
+import killed_trainee as trainee
+from killed_trainee import Plan, check_same
 
 from training import snapshots
 
