@@ -4,9 +4,9 @@ import shutil
 import signal
 
 import keras
+import killed_trainee as trainee
 import numpy as np
 import pytest
-import killed_trainee as trainee
 from killed_trainee import Plan, check_same
 
 from training import snapshots
