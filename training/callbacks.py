@@ -141,8 +141,8 @@ class EvaluateAverage(keras.callbacks.Callback):
     def on_test_begin(self, logs=None):
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         averages = optimizer._model_variables_moving_average
-        if self._kept is not None or not averages:
-            return  # before the first step there is no average
+        if self._kept is not None or not averages or not int(optimizer.iterations):
+            return  # before the first update there is no average
         variables = optimizer._trainable_variables
         self._kept = [(v, keras.ops.copy(v)) for v in variables]
         for variable, average in zip(variables, averages, strict=True):
@@ -226,3 +226,13 @@ class EventFiles(keras.callbacks.Callback):
         with self._writers[part].as_default():
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=epoch)
         self._writers[part].flush()
+
+
+class ResumedBar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar, which after a restart begins in the middle of the epoch."""
+
+    async_safe = True
+    skipped = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(self.skipped + batch, logs)

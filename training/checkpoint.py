@@ -29,6 +29,7 @@ import numpy as np
 
 from training import background, remembered, snapshots, variables
 from training.best import Best
+from training.callbacks import ResumedBar
 from training.distribution.devices import Devices
 from training.sigterm import CODE, Sigterm
 from training.snapshots import Start
@@ -98,7 +99,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer = background.Writer(self.folder, keep)
         self._lock = snapshots.Lock(self.folder)
         self._others: list[keras.callbacks.Callback] = []
-        self._bar: _Bar | None = None
+        self._bar: ResumedBar | None = None
         self._opened = False
         self._pending: tuple[Start, snapshots.Snapshot] | None = None
         self._random: tuple[dict, dict] | None = None
@@ -125,7 +126,7 @@ class Checkpoint(keras.callbacks.Callback):
             callbacks.append(keras.callbacks.History())
         self._others = [c for c in callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
         if len(self._others) == len(callbacks):
-            self._bar = _Bar()
+            self._bar = ResumedBar()
             callbacks.append(self._bar)
         return [_Opening(self), *callbacks, self]
 
@@ -150,6 +151,13 @@ class Checkpoint(keras.callbacks.Callback):
             self._lock.acquire()
             background.settle(self.folder)
             snapshots.sweep(self.folder)
+        try:
+            return self._restore(model)
+        except BaseException:
+            self.close()
+            raise
+
+    def _restore(self, model):
         snapshot, broken = snapshots.newest(self.folder)
         self._check_shared(snapshot)
         if snapshot is None and broken:
@@ -285,7 +293,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self._check(wait=True)
-        self._close()
+        self.close()
 
     def _restore_others(self, snapshot):
         facts = snapshot.facts["callbacks"]
@@ -307,8 +315,7 @@ class Checkpoint(keras.callbacks.Callback):
             return
         self._check(wait=True)
         groups = [variables.MODEL, variables.OPTIMIZER]
-        apart = keras.backend.backend() == "tensorflow" and self.devices.processes > 1
-        if inside and not apart:
+        if inside and self.devices.reads_metrics_alone:
             groups.append(variables.METRICS)
         arrays = variables.collect(self.model, groups)  # waits for the device
         with self._ends:
@@ -344,7 +351,7 @@ class Checkpoint(keras.callbacks.Callback):
                 self._writer.wait()
             self._writer.check()
         except BaseException:
-            self._close()
+            self.close()
             raise
 
     # -- the end
@@ -355,11 +362,15 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _stop(self):
         self._check(wait=True)
-        self._close()
+        self.close()
         logger.warning("SIGTERM: the run ends, saved at step %s", self._saved_step)
         raise SystemExit(CODE)
 
-    def _close(self):
+    def close(self) -> None:
+        """Waits for what is being written, and lets go of the folder and of SIGTERM.
+
+        `fit` does it at its end; it is for a `fit` that has ended with an error.
+        """
         self._sigterm.release()
         self._writer.close()
         self._lock.release()
@@ -383,13 +394,3 @@ class _Opening(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.checkpoint._close_epoch()
-
-
-class _Bar(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar, which after a restart begins in the middle of the epoch."""
-
-    async_safe = True
-    skipped = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(self.skipped + batch, logs)

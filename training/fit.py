@@ -105,7 +105,7 @@ def run(
         on_start: Called by the first process before the first step.
 
     Returns:
-        What was reached: "top1", "top5", "seconds", "images_per_second", and "few_shot"
+        What was reached: "top1", "top5", "steps", "seconds", "images_per_second", and "few_shot"
         where the recipe asks for it. In other processes than the first, nothing.
     """
     workdir = Path(workdir)
@@ -127,15 +127,18 @@ def run(
                 every_minutes=recipe.run.checkpoint_minutes,
                 monitor="val_accuracy",
                 mode="max",
-                extra={"devices": str(where), "steps": plan.steps, "recipe": recipe.to_dict()},
+                extra=_facts_of(plan),
                 devices=where,
             )
+            _check_shared(workdir, where)
             plan.start = checkpoint.restore(plan.model)
+            _check_length(plan)
             if where.is_chief:
                 _begin(plan, workdir)
                 if on_start is not None:
                     on_start(plan)
-            if plan.start.stopped and not changed:  # it only has to be reported
+            # Where this very run has come to its end, it only has to be reported.
+            if plan.start.stopped and plan.start.extra["recipe"] == recipe.to_dict():
                 plan.epochs = plan.start.epoch
             reached = _fit(plan, workdir, checkpoint, verbose, callbacks)
             weights = plain.plain_weights(plan.model)
@@ -145,12 +148,18 @@ def run(
             raise
         sys.exit(CODE)  # the first process has saved and gone, as it was told to
     finally:
+        if checkpoint is not None:
+            checkpoint.close()
         lock.release()
 
 
 def _plan(recipe: Recipe, devices: distribution.Devices) -> Plan:
     """Data and model, or an error about what does not fit."""
+    if not devices.is_chief:
+        devices.barrier()  # one process downloads, the others find it done
     source = open_source(recipe.data)
+    if devices.is_chief:
+        devices.barrier()
     batch = recipe.run.batch_size
     num_examples = source.train.num_examples
     if not 0 < batch <= num_examples:
@@ -174,6 +183,16 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> Plan:
     model = build_model(recipe, source)
     compile_model(model, recipe, steps, devices)
     return Plan(recipe, source, devices, model, steps, epochs, each)
+
+
+def _facts_of(plan: Plan) -> dict[str, Any]:
+    """What a checkpoint says of its run."""
+    return {
+        "devices": str(plan.devices),
+        "steps": plan.steps,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "recipe": plan.recipe.to_dict(),
+    }
 
 
 def _begin(plan: Plan, workdir: Path) -> None:
@@ -229,7 +248,11 @@ def _fit(plan: Plan, workdir: Path, checkpoint, verbose, callbacks) -> dict[str,
         # Keras' own "auto" is a bar in a file too.
         verbose=(1 if sys.stdout.isatty() else 2) if verbose == "auto" else verbose,
     )
-    return {"seconds": progress.seconds, "images_per_second": progress.images_per_second}
+    return {
+        "steps": progress.step,
+        "seconds": progress.seconds,
+        "images_per_second": progress.images_per_second,
+    }
 
 
 def _finish(plan: Plan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
@@ -245,8 +268,9 @@ def _finish(plan: Plan, workdir: Path, weights, reached: dict[str, Any]) -> dict
         pictures = test_batches(source.train, model.config, size, source.num_classes)
         reached["few_shot"] = few_shot.evaluate(model, pictures, tests, shots)
     batch, num_examples = recipe.run.batch_size, source.train.num_examples
+    steps = reached["steps"]
     facts = {
-        "training": f"{plan.steps:,} steps of {batch}, {plan.steps * batch / num_examples:.4g} "
+        "training": f"{steps:,} steps of {batch}, {steps * batch / num_examples:.4g} "
         f"epochs of {num_examples:,} pictures",
         "time": f"{reached['seconds'] / 60:.1f} minutes, evaluation included",
         "images a second": f"{reached['images_per_second']:,.0f}, without evaluation",
@@ -291,6 +315,34 @@ def _check_same_recipe(ours: Recipe, devices: distribution.Devices) -> None:
             )
 
 
+def _check_shared(workdir: Path, devices: distribution.Devices) -> None:
+    """Raises in every process where one of them does not see what the first one wrote."""
+    if devices.processes == 1:
+        return
+    devices.barrier()
+    seen = devices.gather(np.array((workdir / LOCK).exists()))
+    if not seen.all():
+        raise ValueError(
+            "workdir must be a folder that all processes share. Received: "
+            f"workdir={str(workdir)!r}, which process {int(np.argmin(seen))} does not see"
+        )
+
+
+def _check_length(plan: Plan) -> None:
+    """Raises where the steps that are done would mean something else than when they were done."""
+    if plan.start.step == 0:
+        return
+    before, now = plan.start.extra, _facts_of(plan)
+    for name, old, new in (
+        ("run.batch_size", *(one["recipe"]["run"]["batch_size"] for one in (before, now))),
+        ("steps_per_epoch", *(one["steps_per_epoch"] for one in (before, now))),
+    ):
+        if old != new:
+            raise ValueError(
+                f"{name} must stay {old} in a run that goes on. Received: {name}={new}"
+            )
+
+
 def _check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
     """Whether a run is to go on with another recipe; raises where that was not said."""
     if not (workdir / RECIPE).exists():
@@ -332,7 +384,8 @@ def _check_space(workdir: Path, model: keras.Model) -> None:
     variables = (*model.variables, *model.optimizer.variables)
     state = 4 * sum(math.prod(v.shape) for v in variables)
     needed = 4 * state + 3 * 4 * model.count_params() + 2**20
-    free = shutil.disk_usage(workdir).free
+    there = (p.stat().st_size for p in (workdir / CHECKPOINTS).glob("ckpt-*/*"))
+    free = shutil.disk_usage(workdir).free + sum(there)  # they make room for the next ones
     if free < needed:
         raise OSError(
             f"workdir must have {needed / 1e6:,.0f} MB of free space. "

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from training import recipe as recipes
+from training.distribution.devices import in_replica
 from training.layer_decay import BLOCK, LayerFactors, layer_factors, with_layer_factors
 
 
@@ -144,7 +145,7 @@ class Muon(keras.optimizers.Muon):
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         """Matrices of one shape are orthogonalised together: a few large products, not many."""
-        if isinstance(self, LayerFactors) or _in_strategy():
+        if isinstance(self, LayerFactors) or in_replica():
             return super()._backend_update_step(grads, trainable_variables, learning_rate)
         adams, groups = [], {}
         for pair in zip(grads, trainable_variables, strict=True):
@@ -183,12 +184,3 @@ class Muon(keras.optimizers.Muon):
         ours = self._trainable_variables[self._get_variable_index(variable)]
         inputs = 2 if "/attention_output/" in ours.path and len(ours.shape) == 3 else 1
         return math.prod(ours.shape[:inputs]), math.prod(ours.shape[inputs:])
-
-
-def _in_strategy() -> bool:
-    """Whether tf.distribute updates the variables, one by one."""
-    if keras.backend.backend() != "tensorflow":
-        return False
-    import tensorflow as tf
-
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

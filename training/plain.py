@@ -13,11 +13,6 @@ from training import build
 from training.distribution.devices import jit_compile
 
 
-def plain_copy(model: keras_vit.ViT) -> keras_vit.ViT:
-    """The same model in float32, everything trainable, with LoRA added to the weights it adapts."""
-    return plain_model(model, plain_weights(model))
-
-
 def plain_weights(model: keras_vit.ViT) -> dict[str, np.ndarray]:
     """Path of a weight -> its value, with LoRA added."""
     variables = {w.path: w for w in model.weights if "lora_kernel" not in w.path}
@@ -42,7 +37,7 @@ def save_plain(
     """Saves a `.keras` file that `import keras_vit` alone can load, and checks that it does.
 
     Args:
-        plain: A model of `plain_copy`.
+        plain: A model of `plain_model`.
         path: Where to.
         loss: "softmax" or "sigmoid", which the saved model is compiled with.
         batches: (images, targets), of which the first is predicted by both.

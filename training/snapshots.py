@@ -207,6 +207,16 @@ def sweep(folder: str | os.PathLike) -> None:
         shutil.rmtree(path)  # this process writes nothing now: see background.settle
 
 
+def _lock(handle: int) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # `keras-vit info` may have looked just now
+        time.sleep(0.1)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def set_aside(path: Path) -> Path:
     """Renames a broken checkpoint, so that it is in nobody's way and not lost."""
     number = 0
@@ -242,8 +252,7 @@ class Lock:
                 str(self.path.parent),
             ) from error
         try:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle)
         except BlockingIOError as error:
             owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
@@ -261,6 +270,7 @@ class Lock:
         """Gives it back; the file stays."""
         handle = self._held.pop(str(self.path), None)
         if handle is not None:
+            os.ftruncate(handle, 0)
             os.close(handle)
 
 

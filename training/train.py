@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ntraining.train: stopped", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
         if options.debug:
             raise
         print("training.train: error: " + " ".join(str(error).split()), file=sys.stderr)

@@ -8,7 +8,8 @@
 set -euo pipefail
 processes=$1
 shift
-backend=${KERAS_BACKEND:-tensorflow}
+export KERAS_BACKEND=${KERAS_BACKEND:-tensorflow}
+backend=$KERAS_BACKEND
 first=${PORT:-29400}
 
 if [ "$backend" = torch ]; then
@@ -21,7 +22,8 @@ for ((i = 0; i < processes; i++)); do addresses+=("127.0.0.1:$((first + i))"); d
 pids=()
 for ((i = 0; i < processes; i++)); do
     if [ "$backend" = jax ]; then
-        export KERAS_DISTRIBUTION_JOB_ADDRESSES=${addresses[0]}
+        KERAS_DISTRIBUTION_JOB_ADDRESSES=$(IFS=, && echo "${addresses[*]}")
+        export KERAS_DISTRIBUTION_JOB_ADDRESSES
         export KERAS_DISTRIBUTION_NUM_PROCESSES=$processes
         export KERAS_DISTRIBUTION_PROCESS_ID=$i
     else

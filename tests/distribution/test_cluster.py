@@ -58,6 +58,7 @@ def test_tf_config():
     [
         ({"TF_CONFIG": "{'cluster'"}, "TF_CONFIG must be JSON.*Received: TF_CONFIG="),
         ({"TF_CONFIG": '["worker"]'}, "TF_CONFIG must be JSON"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": null}'}, "must be JSON"),
         (tf_config(index=2), 'of its "cluster": worker 0, worker 1. Received: worker 2'),
         (tf_config(kind="chief"), "Received: chief 1"),
         (tf_config({**TWO, "ps": ["p:1"]}), 'may have "chief". Received: ps'),
@@ -91,6 +92,18 @@ def test_torchrun():
         find("torch", {**TORCHRUN, "RANK": "4"})
     with pytest.raises(ValueError, match="MASTER_PORT must be a whole number"):
         find("torch", {**TORCHRUN, "MASTER_PORT": ""})
+
+
+def test_torchrun_starts_torch_alone():
+    with pytest.raises(ValueError, match="must be torch under torchrun.*KERAS_BACKEND=jax"):
+        find("jax", {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
+    assert find("torch", {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}).process == 3
+
+
+def test_processes_of_one_machine_are_counted():
+    workers = {"worker": ["a:1", "b:1", "a:2", "a:3"]}
+    found = [find("tensorflow", tf_config(workers, index=i)).local for i in range(4)]
+    assert found == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])

@@ -215,7 +215,7 @@ def train(plan, devices, out):
     if plan.keras_file and devices.is_chief:
         # Where devices say so, a model that one process alone makes is that process' own.
         with getattr(devices, "alone", contextlib.nullcontext)():
-            plain.plain_copy(model).save(plan.keras_file)
+            plain.plain_model(model, plain.plain_weights(model)).save(plan.keras_file)
     facts = {k: getattr(devices, k) for k in ("kind", "replicas", "processes", "process")}
     weights = {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
     devices.barrier()

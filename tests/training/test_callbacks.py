@@ -184,3 +184,13 @@ def test_the_average_is_evaluated_and_training_goes_on_as_without():
 
     assert history["val_loss"][-1] == pytest.approx(loss(average), rel=1e-5)
     assert history["val_loss"][-1] != pytest.approx(loss(kept[-1]), rel=1e-2)
+
+
+def test_before_the_first_update_there_is_no_average():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
+    model.optimizer.build(model.trainable_variables)
+    x, y = np.ones((4, 3), "float32"), np.zeros((4, 2), "float32")
+    plain = model.evaluate(x, y, verbose=0)
+    average = model.evaluate(x, y, verbose=0, callbacks=[watch.EvaluateAverage()])
+    assert average == plain and plain > 0

@@ -1,6 +1,8 @@
 """A recipe becomes the model it says, is trained for the steps it says, and leaves what it says."""
 
+import fcntl
 import json
+import shutil
 import zipfile
 from types import SimpleNamespace
 
@@ -335,3 +337,36 @@ def test_a_full_disk_is_found_before_training(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="MB of free space"):
         fit.run(DIGITS, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# -- going on
+
+
+def test_a_longer_run_that_was_cut_off_at_once_is_not_taken_for_finished(finished, tmp_path):
+    folder, wanted, _ = finished
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    longer = override(wanted, ["run.steps=90"])
+
+    class Cut(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit.run(longer, copy, accept_changes=True, verbose=0, callbacks=[Cut()])
+    assert not (copy / "results.json").exists()
+    count = Count()
+    assert fit.run(longer, copy, verbose=0, callbacks=[count])["steps"] == 90
+    assert count.steps == [90] or count.steps[-1] == 90
+
+
+def test_another_batch_is_refused_and_nothing_is_changed(finished):
+    folder, wanted, reached = finished
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    other = override(wanted, ["run.batch_size=24", "run.steps=120"])
+    with pytest.raises(ValueError, match=r"run\.batch_size must stay 48 .*run\.batch_size=24"):
+        fit.run(other, folder, accept_changes=True, verbose=0)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    for lock in (folder / "lock", folder / "checkpoints" / "lock"):
+        with lock.open() as file:  # given back, though the run ended with an error
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert fit.run(wanted, folder)["top1"] == reached["top1"]

@@ -73,7 +73,7 @@ def test_kernels_updated_together_move_as_one_by_one(monkeypatch):
 
     def moved(one_by_one, swap=False):
         """The weights after two updates."""
-        monkeypatch.setattr(optimizers, "_in_strategy", lambda: one_by_one)
+        monkeypatch.setattr(optimizers, "in_replica", lambda: one_by_one)
         model = tiny_model("wide_heads")
         optimizer = make(model, name="muon", weight_decay=0.1, ema_momentum=0.5)
         for seed in range(2):

@@ -5,7 +5,7 @@
         model.compile(...)
         model.fit(batches, epochs=10)      # global batches: each device takes its part
 
-This package is the only one that knows tf.distribute, keras.distribution and torch.distributed.
+Nothing outside of this package asks tf.distribute, keras.distribution or torch.distributed.
 """
 
 import contextlib

@@ -43,6 +43,10 @@ def find(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster |
         backend: "tensorflow", "jax" or "torch".
         environment: The variables.
     """
+    if backend != "torch" and environment.get("TORCHELASTIC_RUN_ID"):
+        raise ValueError(
+            f"KERAS_BACKEND must be torch under torchrun. Received: KERAS_BACKEND={backend}"
+        )
     own = {"tensorflow": _tf_config, "jax": _keras_distribution, "torch": _torchrun}[backend]
     found = own(environment) or _slurm(environment)
     if found is None or found.processes == 1:
@@ -85,6 +89,7 @@ def _tf_config(environment):
         config = json.loads(text)
         task = config.get("task", {})
         workers = {name: list(tasks) for name, tasks in config.get("cluster", {}).items()}
+        me = (task.get("type"), task.get("index"))
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
             'TF_CONFIG must be JSON, {"cluster": {"worker": ["host:port", ...]}, "task": '
@@ -99,7 +104,6 @@ def _tf_config(environment):
         )
     order = [("chief", i) for i in range(len(workers.get("chief", ())))]
     order += [("worker", i) for i in range(len(workers.get("worker", ())))]
-    me = (task.get("type"), task.get("index"))
     if me not in order:
         raise ValueError(
             'TF_CONFIG\'s "task" must be a type and an index of its "cluster": '
@@ -192,7 +196,7 @@ def _number(environment, name):
     return int(text)
 
 
-def _checked(addresses, processes, process, named_by, local=0):
+def _checked(addresses, processes, process, named_by, local=None):
     for address in addresses:
         host, _, port = str(address).rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -204,4 +208,7 @@ def _checked(addresses, processes, process, named_by, local=0):
             f"{named_by} must be from 0 to {processes - 1}, with {processes} processes. "
             f"Received: {process}"
         )
+    if local is None:  # those before it on its machine, where all are named
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        local = hosts[:process].count(hosts[process]) if len(hosts) == processes else 0
     return Cluster(tuple(addresses), processes, process, named_by, local)

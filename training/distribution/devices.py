@@ -38,6 +38,11 @@ class Devices:
         self.process = process
 
     @property
+    def reads_metrics_alone(self) -> bool:
+        """Whether a process can read metrics by itself, in the middle of an epoch."""
+        return True
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes files and prints."""
         return self.process == 0
@@ -97,6 +102,15 @@ class Devices:
             return names
         several = f" of {self.processes} processes" if self.processes > 1 else ""
         return f"{self.kind}, {self.replicas} parts{several}: {names}"
+
+
+def in_replica() -> bool:
+    """Whether this is a replica of tf.distribute, which updates weights one by one."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def jit_compile(setting: bool | None = None) -> bool | str:

@@ -257,9 +257,9 @@ def _join(several):
 
 
 def _local_device_ids(several, environment: Mapping[str, str] = os.environ) -> Any:
-    """The one GPU of a Slurm task that shares its machine with others; else None, which is all."""
+    """The one GPU of a process that shares its machine with others; else None, which is all."""
     hosts = [address.rpartition(":")[0] for address in several.addresses]
-    if several.named_by != "SLURM_PROCID" or hosts.count(hosts[several.process]) == 1:
+    if len(hosts) != several.processes or hosts.count(hosts[several.process]) == 1:
         return None
     bound = environment.get("CUDA_VISIBLE_DEVICES", "")
     if bound and "," not in bound:  # Slurm gave each task a GPU of its own

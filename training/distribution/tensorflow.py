@@ -105,6 +105,10 @@ class TensorFlowDevices(Devices):
         finally:
             self._entered.enter_context(self.strategy.scope())
 
+    @property
+    def reads_metrics_alone(self) -> bool:
+        return self.processes == 1  # each worker has counted its own part
+
     def jit_compile(self, setting: bool | None = None) -> bool | str:
         if setting is True:
             # Seen: "Trying to access resource ... located in device" and "Collectives are not yet
