@@ -20,6 +20,17 @@ def forward(config):
     return patches + config.depth * (projections + attention + mlp) + head
 
 
+def fused(config):
+    """Of the fused graph, whose last block computes what is read of it: the first token."""
+    if config.pooling != "token":
+        return forward(config)
+    width, heads = config.width, config.num_heads * config.key_dim
+    # Of each other token: query and output projection, its attention, its MLP.
+    each = 2 * (2 * width * heads) + 2 * (2 * config.num_tokens * heads)
+    each += 2 * (2 * width * config.mlp_dim)
+    return forward(config) - (config.num_tokens - 1) * each
+
+
 def per_image(config, mode):
     """Operations of one image in "forward" or in "train"."""
     return forward(config) * (TRAINING if mode == "train" else 1)
