@@ -9,6 +9,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from keras_vit.export import client, serving
 
@@ -116,5 +117,5 @@ def _table(names: list[str], classes: list[list[tuple[str, float]]]) -> Table:
     for name, found in zip(names, classes, strict=True):
         for i, (label, score) in enumerate(found):
             bar = "━" * round(BAR * min(max(score, 0.0), 1.0))
-            table.add_row("" if i else name, label, f"{score:.4f}", bar)
+            table.add_row(Text("" if i else name), Text(label), f"{score:.4f}", bar)
     return table

@@ -15,6 +15,8 @@ import numpy as np
 from keras_vit.config import ViTConfig
 
 MODES = {1: "L", 3: "RGB"}
+MAX_PIXELS = 1 << 25
+"""Of one picture while it is resized: a 24-megapixel camera's fit."""
 KERAS_METHODS = {"lanczos": "lanczos3"}  # PIL's kernel by Keras' name; torch has none
 
 
@@ -38,11 +40,13 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     arrays = [_pixels(image, config) for image in _as_list(images)]
     _check_range(arrays, config, rescale)
     batch = np.stack([_resize(array, config) for array in arrays])
-    if not rescale:
-        return batch
-    mean = np.asarray(config.pixel_mean, "float32")
-    std = np.asarray(config.pixel_std, "float32")
-    return (batch / np.float32(255) - mean) / std
+    return normalised(batch, config) if rescale else batch
+
+
+def normalised(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
+    """Pixels from 0 to 255 of the model's size, in float32 as the model takes them."""
+    mean, std = (np.asarray(v, "float32") for v in (config.pixel_mean, config.pixel_std))
+    return (pixels.astype("float32", copy=False) / np.float32(255) - mean) / std
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -121,6 +125,12 @@ def covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
         return (target_h, covered_w) if covered_w >= target_w else (covered_h, target_w)
     wide = covered_w >= target_w
     return where(wide, target_h, covered_h), where(wide, covered_w, target_w)
+
+
+def most_pixels(height: int, width: int, config: ViTConfig) -> int:
+    """The most pixels that a picture has before, while and after it is resized."""
+    covered = covering(height, width, config)
+    return max(height, covered[0]) * max(width, covered[1])
 
 
 def corner(size, config: ViTConfig):
@@ -206,7 +216,15 @@ def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> 
 
 def _resize(array: np.ndarray, config: ViTConfig) -> np.ndarray:
     """(H, W, C) to (height, width, C) in float32, with PIL's resampling."""
-    size = covering(array.shape[0], array.shape[1], config)
+    height, width = array.shape[:2]
+    size = covering(height, width, config)
+    most = most_pixels(height, width, config)
+    # A large picture is in memory already. A narrow one is not, once its short side is enlarged.
+    if most > max(MAX_PIXELS, height * width):
+        raise ValueError(
+            f"images must have at most {MAX_PIXELS} pixels while they are resized. Received: a "
+            f"picture of {height} x {width} pixels, which becomes {size[0]} x {size[1]}: {most}"
+        )
     array = _pil_resize(array, size[0], size[1], config.resize_method)
     (height, width), (top, left) = config.image_size, corner(size, config)
     return array[top : top + height, left : left + width]

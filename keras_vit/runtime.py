@@ -1,5 +1,6 @@
 """Opens what was saved or exported and runs images through it, whatever wrote it."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
+from keras_vit.preprocessing import normalised
 from keras_vit.weights.own import read_json
 
 MANIFEST = "MANIFEST.json"
@@ -76,9 +78,12 @@ class Runtime:
     def _checked(self, images: Any) -> np.ndarray:
         array = np.asarray(images)
         shape = self.config.input_shape
-        if array.shape[1:] != shape or array.ndim != 4 or array.dtype.kind not in "uif":
+        # Pixels of another integer type would be read as floats that are normalised already.
+        known = array.dtype.kind == "f" or array.dtype == np.uint8
+        if array.shape[1:] != shape or array.ndim != 4 or not known:
             raise ValueError(
-                f"images must be numbers of shape (batch, {', '.join(map(str, shape))}). "
+                "images must be floats as the model takes them, or uint8 pixels, of shape "
+                f"(batch, {', '.join(map(str, shape))}). "
                 f"Received: shape {array.shape}, {array.dtype}"
             )
         return array if array.dtype == np.uint8 else array.astype("float32", copy=False)
@@ -150,6 +155,9 @@ class SavedModelRuntime(Runtime):
     def run(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
         """A signature's outputs by name.
 
+        A batch of more than the export's `max_batch_size` is run in parts; an error that names an
+        image then counts within the part.
+
         Args:
             signature: "serving_default", "serve_bytes", "classify" or "features".
             **inputs: Its input by name: arrays, or for `bytes` a sequence of files.
@@ -159,10 +167,19 @@ class SavedModelRuntime(Runtime):
         function = self.signature(signature)
         specs = function.structured_input_signature[1]
         values = {
-            name: tf.constant(value, specs[name].dtype) if name in specs else value
+            name: tf.constant(value, specs[name].dtype if name in specs else None)
             for name, value in inputs.items()
         }
-        return {name: value.numpy() for name, value in function(**values).items()}
+        most = self.manifest["max_batch_size"]
+        count = max((len(value) for value in values.values() if value.ndim), default=0)
+        if count > most:
+            parts = [
+                function(**{name: value[i : i + most] for name, value in values.items()})
+                for i in range(0, count, most)
+            ]
+        else:
+            parts = [function(**values)]
+        return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
     def probabilities(self, images: Any) -> np.ndarray:
         self._check_head()
@@ -189,29 +206,28 @@ def open(path: str | os.PathLike) -> Runtime:
             `keras_vit.from_pretrained` reads.
 
     Returns:
-        A `Runtime`.
+        A `Runtime`. The files of an export are compared with the hashes in its MANIFEST.json.
 
     Example:
 
     >>> model = keras_vit.runtime.open("savedmodels/flowers")
     >>> model.probabilities(keras_vit.preprocessing.preprocess(pictures, model.config))
     """
+    if "://" in os.fspath(path):
+        from keras_vit.weights import hub  # a network client, which a local file does not need
+
+        path = hub.fetch(path)
     place = Path(path)
     if place.is_dir() and (place / "model.keras").is_file():
         place = place / "model.keras"
     if place.suffix == ".keras":
         return KerasRuntime(_load_keras(place), place)
     if (folder := _version_folder(place)) is not None:
+        _check_files(folder)
         return SavedModelRuntime(folder)
     from keras_vit.weights.load import from_pretrained
 
     return KerasRuntime(from_pretrained(path), path)
-
-
-def normalised(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
-    """uint8 pixels of the model's size as the model takes them."""
-    mean, std = (np.asarray(v, "float32") for v in (config.pixel_mean, config.pixel_std))
-    return (pixels.astype("float32") / np.float32(255) - mean) / std
 
 
 def probability_function(config: ViTConfig) -> str:
@@ -226,6 +242,21 @@ def _version_folder(path: Path) -> Path | None:
     versions = path.glob("*/saved_model.pb") if path.is_dir() else ()
     folders = [p.parent for p in versions if p.parent.name.isdecimal()]
     return max(folders, key=lambda folder: int(folder.name), default=None)
+
+
+def _check_files(folder: Path) -> None:
+    """Raises where a file of an export is not the one that was verified."""
+    for name, entry in read_json(folder / MANIFEST).get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{folder} must hold what its {MANIFEST} names. {name} is missing")
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != entry["sha256"]:
+            raise ValueError(
+                f"{folder} must hold the files that its {MANIFEST} describes. Received: {name} "
+                f"with sha256 {found}, not {entry['sha256']}"
+            )
 
 
 def _load_keras(path: Path) -> ViT:

@@ -166,6 +166,24 @@ def test_preprocess_refuses_what_is_no_picture(images, message):
         preprocess(images, CONFIG)
 
 
+def test_preprocess_bounds_what_a_picture_is_resized_to(monkeypatch):
+    config = CONFIG.replace(crop_fraction=0.5)
+    narrow = np.zeros((65500, 1, 3), "uint8")
+    size = r"65500 x 1 pixels, which becomes \d+ x \d+: \d+$"
+    for images in (narrow, narrow.swapaxes(0, 1), Image.fromarray(narrow)):
+        with pytest.raises(ValueError, match="at most 33554432 pixels.*Received: a picture of"):
+            preprocess(images, config)
+    with pytest.raises(ValueError, match=size):
+        preprocess(narrow, config)
+    assert preprocess(narrow, CONFIG.replace(crop_fraction=None)).shape[0] == 1
+    # One that is only made smaller is in memory already, however large.
+    monkeypatch.setattr(preprocessing, "MAX_PIXELS", 1000)
+    large = np.zeros((200, 300, 3), "uint8")
+    assert preprocess(large, config).shape[0] == 1
+    with pytest.raises(ValueError, match="at most 1000 pixels"):
+        preprocess(large[:1], config)
+
+
 def test_preprocess_refuses_a_pil_image_for_many_channels():
     with pytest.raises(ValueError, match="images must be arrays for in_channels=4.*Received"):
         preprocess(Image.fromarray(picture()), CONFIG.replace(in_channels=4))

@@ -78,6 +78,32 @@ def test_images_of_another_shape_are_refused(model):
     assert opened.logits(np.zeros((0, 24, 16, 3))).shape == (0, 3)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "bool"])
+def test_integers_other_than_uint8_are_refused(model, dtype):
+    opened = runtime.KerasRuntime(model)
+    pixels = np.ones((1, 24, 16, 3), dtype)
+    said = f"must be floats as the model takes them, or uint8 pixels, .* Received: .*, {dtype}$"
+    for method in (opened.logits, opened.probabilities, opened.features):
+        with pytest.raises(ValueError, match=said):
+            method(pixels)
+    assert opened.logits(pixels.astype("uint8")).shape == (1, 3)
+    assert opened.logits(pixels.astype("float64")).shape == (1, 3)
+
+
+@pytest.mark.parametrize("source", ["https://host/model.keras", "hf://org/name/model.keras"])
+def test_open_fetches_an_address_before_it_looks_at_the_name(model, folder, monkeypatch, source):
+    from keras_vit.weights import hub
+
+    asked = []
+    monkeypatch.setattr(hub, "fetch", lambda name: asked.append(name) or folder / "model.keras")
+    opened = runtime.open(source)
+    assert asked == [source] and opened.path == folder / "model.keras"
+    x = images(model.config)
+    np.testing.assert_allclose(opened.logits(x), run(model, x), atol=1e-5)
+    monkeypatch.setattr(hub, "fetch", lambda name: folder / "timm")  # a checkpoint, as before
+    np.testing.assert_allclose(runtime.open(source[:-12]).logits(x), run(model, x), atol=1e-5)
+
+
 def test_model_without_a_head_has_features_only():
     model = tiny_model("features")
     opened = runtime.KerasRuntime(model)
@@ -122,4 +148,14 @@ def test_open_takes_the_highest_version_of_an_export(model, tmp_path):
     content = json.loads(manifest.read_text("utf-8"))
     manifest.write_text(json.dumps({k: v for k, v in content.items() if k != "config"}))
     with pytest.raises(ValueError, match="path must be an export with a MANIFEST.json"):
+        runtime.open(tmp_path / "9")
+
+    manifest.write_text(json.dumps(content))
+    labels = tmp_path / "9" / "assets" / "labels.txt"
+    labels.write_text(labels.read_text("utf-8").replace("cat", "dog"), "utf-8")
+    with pytest.raises(ValueError, match="Received: assets/labels.txt with sha256 "):
+        runtime.open(tmp_path / "9")
+    (tmp_path / "9" / "assets.extra" / "tf_serving_warmup_requests").unlink()
+    labels.write_text(labels.read_text("utf-8").replace("dog\ndog", "cat\ndog"), "utf-8")
+    with pytest.raises(ValueError, match="tf_serving_warmup_requests is missing"):
         runtime.open(tmp_path / "9")

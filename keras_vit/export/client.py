@@ -20,7 +20,7 @@ import numpy as np
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 URL = re.compile(
-    r"(?P<base>https?://[^/?#]+(?:/[^?#]*)?/v1/models/(?P<rest>[^/:?#]+))(?P<which>/[^:?#]*)?|"
+    r"(?P<base>https?://[^/?#]+(?:/[^?#]*)?/v1/models/[^/:?#]+)(?P<which>/[^:?#]*)?|"
     r"(?P<scheme>grpcs?)://(?P<host>[^/?#]+)/(?P<name>[^/:?#]+)(?P<version>/[^:?#]*)?"
 )
 WHICH = re.compile(r"/(?:versions/(?P<number>\d+)|labels/(?P<label>[^/:]+))")
@@ -58,14 +58,15 @@ def connect(url: str, *, timeout: float = 10.0) -> "RestClient | GrpcClient":
 def top_classes(outputs: dict[str, np.ndarray], k: int) -> list[list[tuple[str, float]]] | None:
     """The best `k` classes and their scores of each image, or None where the outputs have none.
 
-    They are taken from `labels` and `scores`, else from `probabilities`, by number.
+    They are taken from `labels` and `scores`, else from `probabilities`, by number; a model that
+    does not pool has probabilities for each token, and no class of the image.
     """
     if {"labels", "scores"} <= set(outputs):
         return [
             [(str(label), float(score)) for label, score in zip(*row, strict=True)][:k]
             for row in zip(outputs["labels"], outputs["scores"], strict=True)
         ]
-    if "probabilities" not in outputs:
+    if "probabilities" not in outputs or outputs["probabilities"].ndim != 2:
         return None
     return [
         [(str(i), float(row[i])) for i in np.argsort(-row, kind="stable")[:k]]
@@ -111,12 +112,19 @@ class RestClient(_Client):
     def signatures(self) -> list[str]:
         """The names of the model's signatures."""
         answer = self._send("/metadata")
-        return _public(answer["metadata"]["signature_def"]["signature_def"])
+        try:
+            return _public(answer["metadata"]["signature_def"]["signature_def"])
+        except (KeyError, TypeError):
+            raise OSError(f"{self.url} did not answer with its signatures") from None
 
     def status(self) -> dict[int, str]:
         """The model's versions and their states, such as AVAILABLE."""
-        versions = self._send("")["model_version_status"]
-        return {int(version["version"]): version["state"] for version in versions}
+        answer = self._send("")
+        try:
+            versions = answer["model_version_status"]
+            return {int(version["version"]): version["state"] for version in versions}
+        except (KeyError, TypeError, ValueError):
+            raise OSError(f"{self.url} did not answer with its versions") from None
 
     def _ask(self, signature: str, batch: list[bytes] | np.ndarray) -> dict[str, np.ndarray]:
         if isinstance(batch, np.ndarray):

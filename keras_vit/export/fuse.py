@@ -24,7 +24,7 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
 
-ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
+FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def fold(model: ViT) -> Folded:
     >>> folded.blocks[0].qkv.kernel.shape
     (768, 2304)
     """
-    _check(model)
+    check_model(model)
     config = model.config
     layers = {layer.name: layer for layer in model.layers}
     patch_norm, patches, token_norm = _patches(layers["patches"])
@@ -148,7 +148,8 @@ def fold(model: ViT) -> Folded:
     return _to_float32(folded)
 
 
-def _check(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Raises where a model cannot be folded."""
     if not isinstance(model, ViT):
         hint = " (a model made by `features` or `clone_model` is not one)"
         raise ValueError(
@@ -161,10 +162,10 @@ def _check(model: Any) -> None:
                 f"instead. Received: {layer.quantization_mode} in layer {layer.path!r}"
             )
     name = model.config.classifier_activation
-    if name not in ACTIVATIONS:
+    if name not in FINAL_ACTIVATIONS:
         raise ValueError(
-            f"classifier_activation must be one of {ACTIVATIONS} for inference; otherwise leave it "
-            f"out and apply it to the logits. Received: classifier_activation={name!r}"
+            f"classifier_activation must be one of {FINAL_ACTIVATIONS} for inference; otherwise "
+            f"leave it out and apply it to the logits. Received: classifier_activation={name!r}"
         )
 
 

@@ -11,10 +11,7 @@ read first, and a picture that is too large is not decoded.
 from typing import Any
 
 from keras_vit.config import ViTConfig
-from keras_vit.preprocessing import corner, covering
-
-MAX_PIXELS = 1 << 25
-"""Of one picture; a 24-megapixel camera's fit. Resizing takes up to 16 bytes a pixel."""
+from keras_vit.preprocessing import MAX_PIXELS, corner, covering
 
 PARALLEL = 4  # pictures of a batch that are decoded at a time
 NAMED = 8  # pictures that an error names
@@ -30,7 +27,8 @@ def decode(files: Any, config: ViTConfig, max_pixels: int = MAX_PIXELS) -> Any:
     Args:
         files: String tensor (B,), each a JPEG or PNG file.
         config: The model's; `image_size`, `in_channels` and the pixel contract count.
-        max_pixels: The most pixels that a picture may have, before and after resizing.
+        max_pixels: The most pixels that a picture may have, before and after resizing, which takes
+            up to 16 bytes a pixel.
 
     Returns:
         uint8 tensor (B, height, width, in_channels).

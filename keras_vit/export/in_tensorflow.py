@@ -6,7 +6,6 @@ the arguments as JSON, in a temporary folder; the answer, or the error, comes ba
 
 import builtins
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ import keras
 import numpy as np
 
 from keras_vit import runtime
+from keras_vit.export.requirement import check_tensorflow
 from keras_vit.model import ViT
 
 MODEL, REQUEST, ANSWER, IMAGES = "model.keras", "request.json", "answer.json", "images.npy"
@@ -39,11 +39,7 @@ def in_tensorflow(
         arguments: What JSON can hold.
         images: The argument `verify`.
     """
-    if importlib.util.find_spec("tensorflow") is None:
-        raise ImportError(
-            "tensorflow must be installed to export, whatever the backend: "
-            "pip install 'keras3-vit[export]'"
-        )
+    check_tensorflow()
     with tempfile.TemporaryDirectory(prefix="keras_vit-") as name:
         folder = Path(name)
         model.save(folder / MODEL)

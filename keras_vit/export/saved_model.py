@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export import image_bytes, signatures, versions, warm_up
+from keras_vit.export.fuse import check_model
 from keras_vit.export.graph import DTYPES
 from keras_vit.export.in_tensorflow import in_tensorflow
 from keras_vit.export.manifest import as_json, describe, write_manifest
@@ -19,13 +19,15 @@ from keras_vit.export.signatures import Serving
 from keras_vit.export.verify import (
     BOUNDS,
     Verification,
+    checked_pictures,
     float32_model,
     latencies,
     made_pictures,
     verify_export,
 )
 from keras_vit.model import ViT
-from keras_vit.runtime import KerasRuntime, SavedModelRuntime, normalised, probability_function
+from keras_vit.preprocessing import most_pixels, normalised
+from keras_vit.runtime import KerasRuntime, SavedModelRuntime, probability_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Export:
     latency: float
     """Milliseconds for one image, the shortest of several."""
     plain_latency: float
-    """The same for the model's own graph, measured in turns with it."""
+    """The same for the model itself in float32, in a `tf.function`, measured in turns with it."""
     verification: Verification
 
 
@@ -90,11 +92,12 @@ def export_saved_model(
             model's size, which are then normalised inside.
         top_k: Classes that `classify` names.
         max_batch_size: The most images in a request.
-        max_pixels: The most pixels of a picture file; it is refused before it is decoded.
+        max_pixels: The most pixels of a picture file, before and after it is resized; with more it
+            is refused before it is decoded.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
             float32 and 0.05 in bfloat16.
-        verify: Images to compare on, floats as the model takes them or uint8 pixels of its size;
-            made pictures by default.
+        verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
+            floats as the model takes them; made pictures by default.
 
     Returns:
         An `Export`: path, size, latency and the verification.
@@ -105,8 +108,7 @@ def export_saved_model(
     >>> export.path
     PosixPath('savedmodels/flowers/1')
     """
-    if not isinstance(model, ViT):
-        raise ValueError(f"model must be a ViT. Received: model={type(model).__name__}")
+    check_model(model)
     arguments = {
         "path": os.path.abspath(path),
         "version": version,
@@ -117,13 +119,13 @@ def export_saved_model(
             )
         ),
     }
-    if bound is not None and not bound > 0:
-        raise ValueError(f"bound must be greater than 0. Received: bound={bound!r}")
+    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
+        raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
+    pictures = None if verify is None else checked_pictures(verify, model.config, images)
     versions.check_version(Path(path), version)
     if keras.backend.backend() == "tensorflow":
-        facts = export_here(model, verify=verify, **arguments)
+        facts = export_here(model, verify=pictures, **arguments)
     else:
-        pictures = None if verify is None else np.asarray(verify)
         facts = in_tensorflow("saved_model:export_here", model, arguments, pictures)
     facts["verification"] = Verification(**facts["verification"])
     return Export(**{**facts, "path": Path(path, str(facts["version"]))})
@@ -141,7 +143,7 @@ def export_here(
         with tempfile.TemporaryDirectory() as scratch:
             module, functions = signatures.make_module(model, how, Path(scratch))
             tf.saved_model.save(module, str(folder), signatures=functions)
-        warm_up.write_warm_up(folder, functions, Path(path).name, how.max_batch_size)
+        warm_up.write_warm_up(folder, functions, Path(path).name)
         content = describe(model.config, how, functions)
         write_manifest(folder, content)
         exported = SavedModelRuntime(folder)
@@ -181,7 +183,7 @@ def _serving(
     """The arguments, checked."""
     for name, value, allowed in (
         ("dtype", dtype, DTYPES),
-        ("activation", activation, (None, *signatures.ACTIVATIONS)),
+        ("activation", activation, (None, *signatures.PROBABILITIES)),
         ("images", images, signatures.IMAGES),
     ):
         if value not in allowed:
@@ -194,9 +196,19 @@ def _serving(
     ):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} must be a positive int. Received: {name}={value!r}")
+    height, width, _ = config.input_shape
+    least = most_pixels(height, width, config)
+    if max_pixels < least and config.in_channels in (1, 3):
+        raise ValueError(
+            f"max_pixels must be at least {least}, what a picture of the model's own size "
+            f"({height}, {width}) is resized to. Received: max_pixels={max_pixels}"
+        )
+    if isinstance(labels, str):  # a sequence too, of its letters
+        raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
     if labels is None:
-        labels = config.labels or [str(i) for i in range(config.num_classes)]
-    names = tuple(labels or ())
+        names = config.labels or tuple(str(i) for i in range(config.num_classes))
+    else:
+        names = tuple(labels)
     if len(names) != config.num_classes:
         raise ValueError(
             f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
@@ -216,7 +228,7 @@ def _serving(
 
 
 def _latencies(exported: SavedModelRuntime, model: ViT) -> list[float]:
-    """Milliseconds for one image: of the export, and of the model's own graph."""
+    """Milliseconds for one image: of the export, and of the model itself in a `tf.function`."""
     import tensorflow as tf
 
     pixels = made_pictures(model.config, 1)

@@ -61,8 +61,11 @@ def write_serving_config(
         "max_enqueued_batches": max_enqueued_batches,
     }
     for name, number in numbers.items():
-        if not isinstance(number, int) or number < (name != "batch_timeout_micros"):
-            raise ValueError(f"{name} must be a positive int. Received: {name}={number!r}")
+        least = 0 if name == "batch_timeout_micros" else 1
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise ValueError(
+                f"{name} must be an int of at least {least}. Received: {name}={number!r}"
+            )
     if not re.fullmatch(r"[\w./:-]+:[\w.-]+|[\w./:-]+@sha256:[0-9a-f]{64}", image):
         raise ValueError(f"image must be pinned by a tag or a digest. Received: image={image!r}")
     if not re.fullmatch(r"[0-9A-Fa-f.:]+", address):
@@ -111,7 +114,7 @@ def compose_file(names: Sequence[str], image: str, address: str) -> str:
     ask = (
         "exec 3<>/dev/tcp/127.0.0.1/8501 && printf 'GET /v1/models/%s HTTP/1.0\\r\\n\\r\\n' {name}"
     )
-    check = " && ".join(f"{ask.format(name=name)} >&3 && grep -q AVAILABLE <&3" for name in names)
+    check = " && ".join(f"{ask.format(name=name)} >&3 && grep -qw AVAILABLE <&3" for name in names)
     if ":" in address:
         address = f"[{address}]"
     return text.COMPOSE.format(
@@ -191,13 +194,17 @@ def _write(folder: Path, files: Mapping[str, str], overwrite: bool) -> list[Path
     }
     if (there := [path.name for path in changed if path.exists()]) and not overwrite:
         raise FileExistsError(
-            f"{folder} must not hold other files of these names, or overwrite be set. "
+            f"{folder} must not hold other files of these names: --overwrite (overwrite=True) "
+            "replaces them, --out (out=) writes to another folder that holds the models. "
             f"Received: {', '.join(there)}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in changed.items():
         # Beside it and then moved: the server reads models.config again while it runs.
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        temporary.write_text(content, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+        try:
+            temporary.write_text(content, encoding="utf-8", newline="\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return list(paths)

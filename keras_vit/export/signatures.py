@@ -12,7 +12,7 @@ from keras_vit.export import graph, image_bytes
 from keras_vit.export.fuse import fold
 from keras_vit.model import ViT
 
-ACTIVATIONS = ("softmax", "sigmoid")
+PROBABILITIES = ("softmax", "sigmoid")  # made of logits
 IMAGES = ("float32", "uint8")
 LABELS = "labels.txt"
 
@@ -147,7 +147,7 @@ def _checked(name: str, values, shape: tuple[int, ...], most: int):
     right = tf.debugging.Assert(fits, [error])
     with tf.control_dependencies([right]):
         count = tf.size(hidden) // max(int(np.prod(shape)), 1)
-    error = tf.strings.join([f"{name} must be {most} at most in one request", received])
+    error = tf.strings.join([f"a request must hold at most {most} of `{name}`", received])
     few = tf.debugging.Assert(count <= most, [error])
     with tf.control_dependencies([right, few]):
         return tf.ensure_shape(hidden, (None, *shape))

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.preprocessing import preprocess
+from keras_vit.preprocessing import most_pixels, preprocess
 from keras_vit.runtime import KerasRuntime, SavedModelRuntime
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.05}
@@ -21,7 +21,7 @@ FILES_BOUND = 0.01
 """On top of it from `preprocess`ed pictures to their files: single pixels are rounded otherwise."""
 
 BATCHES = (1, 3, 7, 5)
-SIZES = ((37, 61), (500, 375), (120, 90), (64, 64))  # of the files
+SIZES = ((37, 61), (500, 375), (120, 90), (64, 64))  # of the files, where they are allowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,27 @@ def made_pictures(config: ViTConfig, count: int = sum(BATCHES)) -> np.ndarray:
     return np.stack([_picture(seed, config.input_shape) for seed in range(count)])
 
 
+def checked_pictures(images: Any, config: ViTConfig, takes: str) -> np.ndarray:
+    """What is to be compared on, as an array, or an error before any work is done.
+
+    Args:
+        images: The argument `verify`.
+        config: The model's.
+        takes: "float32" or "uint8", what the export's `images` are.
+    """
+    array = np.asarray(images)
+    allowed = "uint8 pixels" if takes == "uint8" else "floats as the model takes them or uint8"
+    known = array.dtype == np.uint8 or (takes != "uint8" and array.dtype.kind == "f")
+    if not known or array.shape[1:] != config.input_shape or array.ndim != 4 or not len(array):
+        raise ValueError(
+            f"verify must be at least one image (batch, {', '.join(map(str, config.input_shape))}) "
+            f"of {allowed}, for images={takes!r}. Received: shape {array.shape}, {array.dtype}"
+        )
+    if not np.isfinite(array).all():
+        raise ValueError("verify must hold finite numbers. Received: NaN or infinite ones")
+    return array
+
+
 def verify_export(
     reference: KerasRuntime, export: SavedModelRuntime, bound: float, images: Any = None
 ) -> Verification:
@@ -74,17 +95,20 @@ def verify_export(
         reference: The model, in float32.
         export: The export, opened from where it was written.
         bound: The largest difference of a logit, as a share of their range.
-        images: What to run them on: float images as the model takes them, or uint8 pixels; made
-            pictures by default.
+        images: What to run them on, from `checked_pictures`; made pictures by default.
     """
     config = export.config
-    images = made_pictures(config) if images is None else np.asarray(images)
-    if not len(images):
-        raise ValueError(f"verify must hold at least one image. Received: shape {images.shape}")
+    images = made_pictures(config) if images is None else images
     outputs = ["logits", "features"] if config.num_classes else ["features"]
     results = {}
     for name in outputs:
         wanted = getattr(reference, name)(images)
+        if not np.isfinite(wanted).all():  # else the export would say that the images are wrong
+            place = tuple(int(i) for i in np.argwhere(~np.isfinite(wanted))[0])
+            raise ValueError(
+                f"model must give finite {name}. Received: {wanted[place]} at image {place[0]}, "
+                f"index {', '.join(map(str, place[1:]))}"
+            )
         found = np.concatenate([getattr(export, name)(part) for part in _batches(images)])
         results[name] = (wanted, found, *_compare(name, wanted, found, bound))
     wanted, found, difference, scale = results[outputs[0]]
@@ -147,16 +171,21 @@ def _verify_files(export: SavedModelRuntime, output: str, bound: float) -> float
     """Files through `serve_bytes` against the same through `preprocess` and the export."""
     from PIL import Image
 
+    config, most = export.config, export.manifest["pixels"]["max_pixels"]
+    # One of the model's own size is always allowed.
+    sizes = [
+        size for size in (*SIZES, config.input_shape[:2]) if most_pixels(*size, config) <= most
+    ]
     files, pictures = [], []
-    for seed, size in enumerate(SIZES):
-        image = Image.fromarray(_picture(seed, (*size, 3)))
+    for seed, (height, width) in enumerate(sizes):
+        image = Image.fromarray(_picture(seed, (height, width, 3)))
         file = io.BytesIO()
         image.save(file, "PNG" if seed % 2 else "JPEG", quality=90)
         files.append(file.getvalue())
         pictures.append(Image.open(file))
-    images = preprocess(pictures, export.config)
+    images = preprocess(pictures, config)
     if export.manifest["images"] == "uint8":
-        pixels = export.config.replace(pixel_mean=0.0, pixel_std=1 / 255)
+        pixels = config.replace(pixel_mean=0.0, pixel_std=1 / 255)
         images = preprocess(pictures, pixels).round().astype("uint8")
     found = export.run("serve_bytes", bytes=files)[output]
     name = f"{output} of files"

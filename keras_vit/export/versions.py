@@ -26,8 +26,8 @@ def check_version(path: Path, version: int | None) -> None:
 def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Path]]]:
     """Gives a folder to write to, which becomes `path/version` when the block ends.
 
-    When the block raises, nothing is left. A process that is killed leaves a folder named
-    `.tmp-*`, which no server takes for a version.
+    When the block raises, nothing is left, nor the folders above that were made for it. A process
+    that is killed leaves a folder named `.tmp-*`, which no server takes for a version.
 
     Args:
         path: The folder of all versions, made as needed.
@@ -36,9 +36,9 @@ def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Pa
     Yields:
         The folder, and a list that will hold the version's own path.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary = path / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
-    temporary.mkdir()
+    temporary.mkdir(parents=True)
     placed: list[Path] = []
     try:
         yield temporary, placed
@@ -48,6 +48,9 @@ def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Pa
     finally:
         if not placed:
             shutil.rmtree(temporary)
+            with contextlib.suppress(OSError):  # another export may use them by now
+                for folder in made:
+                    folder.rmdir()
 
 
 def _place(temporary: Path, path: Path, version: int | None) -> Path:

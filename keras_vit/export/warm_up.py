@@ -17,10 +17,12 @@ MODEL_SPEC, INPUTS = 1, 2  # of PredictRequest
 NAME, SIGNATURE_NAME = 1, 3  # of ModelSpec
 
 
-def write_warm_up(
-    folder: Path, signatures: Mapping[str, Any], name: str, max_batch_size: int
-) -> None:
-    """Writes two requests for each signature into a version folder: one image, and several."""
+def write_warm_up(folder: Path, signatures: Mapping[str, Any], name: str) -> None:
+    """Writes a request of one image for each signature into a version folder.
+
+    A server refuses what is more than its own batch, and with it the whole version; one image is
+    never too many.
+    """
     import tensorflow as tf
 
     path = folder / PLACE
@@ -28,22 +30,21 @@ def write_warm_up(
     with tf.io.TFRecordWriter(str(path)) as writer:
         for signature, function in sorted(signatures.items()):
             spec = input_of(function)
-            for size in sorted({1, min(8, max_batch_size)}):
-                tensor = _tensor(spec, size).SerializeToString()
-                entry = _field(1, spec.name.encode()) + _field(2, tensor)  # of a map
-                model = _field(NAME, name.encode()) + _field(SIGNATURE_NAME, signature.encode())
-                request = _field(MODEL_SPEC, model) + _field(INPUTS, entry)
-                writer.write(_field(PREDICT_LOG, _field(REQUEST, request)))
+            tensor = _tensor(spec).SerializeToString()
+            entry = _field(1, spec.name.encode()) + _field(2, tensor)  # of a map
+            model = _field(NAME, name.encode()) + _field(SIGNATURE_NAME, signature.encode())
+            request = _field(MODEL_SPEC, model) + _field(INPUTS, entry)
+            writer.write(_field(PREDICT_LOG, _field(REQUEST, request)))
 
 
-def _tensor(spec: Any, size: int) -> Any:
-    """A batch as a TensorProto: grey pictures, of which one value or file stands for all."""
+def _tensor(spec: Any) -> Any:
+    """One picture as a TensorProto: grey, of which a single value stands for all."""
     import tensorflow as tf
 
     if spec.dtype == tf.string:
         file = tf.io.encode_jpeg(tf.fill([64, 64, 3], tf.constant(128, tf.uint8))).numpy()
-        return tf.make_tensor_proto([file] * size)
-    shape = [size, *spec.shape[1:]]
+        return tf.make_tensor_proto([file])
+    shape = [1, *spec.shape[1:]]
     proto = tf.make_tensor_proto(0, spec.dtype, [])
     proto.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
     return proto

@@ -1,5 +1,6 @@
 """The `export` command: what it reads, writes and prints."""
 
+import io
 import json
 
 import keras
@@ -38,11 +39,19 @@ def test_export_of_a_run_folder(call, tmp_path):
     assert rows["same top class"] == "100.0% of 16 images"
     assert rows["verified on"].startswith("TensorFlow 2.")
     assert {"size", "latency", "largest difference", "picture files"} < set(rows)
+    assert "; the model itself in float32 " in rows["latency"]
     opened = runtime.open("savedmodels/flowers")
     assert opened.labels == ("Rose", "Églantine", "Fern")
     x = images(model.config)
     np.testing.assert_allclose(opened.logits(x), run(model, x), atol=1e-4)
     assert call("savedmodels/flowers", "--to", "saved_model").exit_code == 1
+
+
+def test_export_without_tensorflow_says_how_to_get_it(call, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = call("none.keras", "--to", "saved_model")
+    assert isinstance(done.exception, ImportError)
+    assert "pip install 'keras3-vit[export]'" in str(done.exception)
 
 
 @pytest.mark.parametrize("command", [[], ["export"], ["info"], ["serve-config"], ["request"]])
@@ -64,6 +73,15 @@ def test_export_of_a_checkpoint_as_json(call, tmp_path):
     assert facts["verification"]["same_top_class"] == 1
     again = call("tiny", "--to", "saved_model", "--out", "x/y", "--version", 7)
     assert again.exit_code == 1 and "Received: version=7" in str(again.exception)
+
+
+def test_table_takes_no_name_for_markup():
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(cli_export._table([("file", "a [fish]/1"), ("size", "[/b]")]))
+    text = console.export_text()
+    assert "a [fish]/1" in text and "[/b]" in text
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,12 @@ import zlib
 import keras
 import numpy as np
 import pytest
+from conformance import tiny_model
 from PIL import Image
 
-from keras_vit import ViTConfig, preprocessing
+from keras_vit import ViTConfig, preprocessing, runtime
+from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.verify import FILES_BOUND
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="does not depend on the backend"
@@ -95,6 +98,22 @@ def test_decode_has_pils_pixels_for_every_kind_of_file(graphs, channels):
         assert np.abs(expected(file, pixels) - image[::-1]).mean() > 5, name
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_export_has_the_model_s_logits_for_every_kind_of_file(tmp_path, channels):
+    model = tiny_model(in_channels=channels)
+    export_saved_model(model, tmp_path)
+    names, files = zip(*files_of_every_kind(), strict=True)
+    pictures = [Image.open(io.BytesIO(file)) for file in files]
+    wanted = runtime.KerasRuntime(model).logits(preprocessing.preprocess(pictures, model.config))
+    found = runtime.open(tmp_path).run("serve_bytes", bytes=files)["logits"]
+    bound = FILES_BOUND * np.ptp(wanted)
+    for name, ours, theirs in zip(names, found, wanted, strict=True):
+        assert np.abs(ours - theirs).max() < bound, name
+        assert ours.argmax() == theirs.argmax(), name
+    others = preprocessing.preprocess([p.rotate(180) for p in pictures], model.config)
+    assert (np.abs(found - runtime.KerasRuntime(model).logits(others)).max(-1) > bound).all()
+
+
 def test_decode_takes_the_upper_8_of_16_bits(graphs):
     import tensorflow as tf
 
@@ -138,6 +157,9 @@ def jpeg_header(width, height):
     return file[:start] + struct.pack(">HH", height, width) + file[start + 4 :]
 
 
+DAMAGED = "cut off or damaged"
+
+
 def bad_files():
     jpeg, png = encode(picture()), encode(picture(), "PNG")
     too_many = "pixels are too many; at most 1048576"
@@ -149,15 +171,15 @@ def bad_files():
         "large JPEG": (jpeg_header(65500, 65500), f"65500 x 65500 {too_many}"),
         "large PNG": (png_header(2**31 - 1, 2**31 - 1), too_many),
         "tall PNG": (png_header(1, 2**20), f"1048576 x 1 {too_many}"),  # 16 wide in between
-        "cut JPEG": (jpeg[: len(jpeg) // 2], "cut off or damaged"),
-        "JPEG without an end": (jpeg[:-2], "cut off or damaged"),
-        "JPEG of 3 bytes": (jpeg[:3], "cut off or damaged"),
-        "cut PNG": (png[:-30], "cut off or damaged"),
-        "PNG of 8 bytes": (png[:8], "cut off or damaged"),
-        "PNG of 20 bytes": (png[:20], "cut off or damaged"),
-        "PNG without pixels": (png_header(0, 5), "cut off or damaged"),
-        "PNG of negative size": (png_header(2**31 + 5, 5), "cut off or damaged"),
-        "PNG with a wrong checksum": (png[:60] + b"abcd" + png[64:], "cut off or damaged"),
+        "cut JPEG": (jpeg[: len(jpeg) // 2], DAMAGED),
+        "JPEG without an end": (jpeg[:-2], DAMAGED),
+        "JPEG of 3 bytes": (jpeg[:3], DAMAGED),
+        "cut PNG": (png[:-30], DAMAGED),
+        "PNG of 8 bytes": (png[:8], DAMAGED),
+        "PNG of 20 bytes": (png[:20], DAMAGED),
+        "PNG without pixels": (png_header(0, 5), DAMAGED),
+        "PNG of negative size": (png_header(2**31 + 5, 5), DAMAGED),
+        "PNG with a wrong checksum": (png[:60] + b"abcd" + png[64:], DAMAGED),
     }
 
 
@@ -171,7 +193,9 @@ def test_decode_names_each_bad_picture_and_goes_on(graphs):
             run([good, good, file, good])
         assert "image 2: " in error.value.message and reason in error.value.message, name
         assert error.value.message.count("image ") == 1, name
-        with pytest.raises(tf.errors.InvalidArgumentError):
+        # Alone, what is damaged inside gets the decoder's words.
+        alone = f"image 0: .*{reason}" + "|Invalid (JPEG|PNG) data" * (reason == DAMAGED)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=alone):
             run([file])
         np.testing.assert_array_equal(run([good, good])[1:], wanted)
 

@@ -153,8 +153,7 @@ def test_export_from_another_backend(tmp_path):
 @elsewhere
 @pytest.mark.slow
 def test_error_in_the_export_s_process_comes_back(tmp_path):
-    model = tiny_model()
-    model.quantize("int8")
-    with pytest.raises(ValueError, match="model must not be quantised"):
-        export_saved_model(model, tmp_path / "x")
-    assert not (tmp_path / "x" / "1").exists()
+    with pytest.raises(ValueError, match="logits must be the model's within 1e-30") as caught:
+        export_saved_model(tiny_model(), tmp_path / "x", bound=1e-30)
+    assert "in export_here" in caught.value.__notes__[0]
+    assert not (tmp_path / "x").exists()

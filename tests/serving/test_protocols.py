@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import re
 import subprocess
 from pathlib import Path
 
@@ -132,7 +133,10 @@ def test_what_is_not_there(server):
 
 
 def test_warm_up_requests_are_what_the_server_replays(exported):
-    """The stand-in has run them by now; one that fails would have kept it from starting."""
+    """The stand-in has run them by now; one that fails would have kept it from starting.
+
+    A server refuses what is more than its `max_batch_size`, which may be 1.
+    """
     import tensorflow as tf
     from tensorflow_serving.apis import prediction_log_pb2
 
@@ -153,7 +157,7 @@ def test_warm_up_requests_are_what_the_server_replays(exported):
         ("serve_bytes", "bytes"),
         ("classify", "bytes"),
     }
-    assert 1 in {size for *_, size in seen} and len(records) == len(seen)
+    assert {size for *_, size in seen} == {1} and len(records) == len(seen)
 
 
 def test_health_check_of_the_compose_file(server):
@@ -166,6 +170,11 @@ def test_health_check_of_the_compose_file(server):
 
     assert run(command[-1]) == 0
     assert run(command[-1].replace(NAME, "trees")) != 0
+    # What it looks for in the answer, of a model that is not there yet.
+    (look,) = re.findall(r"grep [^<]*", command[-1])
+    for state, code in (("AVAILABLE", 0), ("UNAVAILABLE", 1), ("LOADING", 1)):
+        done = subprocess.run(["bash", "-c", look], input=f'"state": "{state}",\n'.encode())
+        assert done.returncode == code, state
 
 
 def test_curl_of_the_readme(server, exported, tmp_path):

@@ -1,5 +1,6 @@
 """keras_vit's own client and its command, against the stand-in server."""
 
+import io
 import json
 import socket
 import subprocess
@@ -105,6 +106,24 @@ def test_command_shows_bars_on_a_terminal(server, files, monkeypatch):
     assert all(label in text for label in tiny_export.LABELS)
 
 
+def test_table_takes_no_name_for_markup():
+    from rich.console import Console
+
+    from keras_vit import cli_serve
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(cli_serve._table(["a [/b].jpg"], [[("tench [fish]", 0.5), ("b [/c]", 0.25)]]))
+    text = console.export_text()
+    assert all(name in text for name in ("a [/b].jpg", "tench [fish]", "b [/c]"))
+
+
+def test_classes_of_tokens_are_none():
+    tokens = np.zeros((1, 7, 3), "float32")
+    assert client.top_classes({"probabilities": tokens, "logits": tokens}, 2) is None
+    scores = np.array([[0.1, 0.7, 0.2]])
+    assert client.top_classes({"probabilities": scores}, 1) == [[("1", 0.7)]]
+
+
 def test_command_sends_arrays(url, tmp_path, loaded):
     np.save(tmp_path / "x.npy", IMAGES)
     found = json.loads(run(tmp_path / "x.npy", "--url", url, "--signature", "features"))
@@ -188,6 +207,27 @@ def test_a_server_that_is_something_else(files, code, body, error, text):
         thread.start()
         with pytest.raises(error, match=text):
             run(files[0], "--url", f"http://127.0.0.1:{http.server_address[1]}/v1/models/m")
+        thread.join()
+
+
+@pytest.mark.parametrize("body", [b'{"name": "m", "ready": true}', b'{"metadata": 3}', b"[]"])
+def test_a_server_that_describes_models_otherwise(body):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=lambda: [http.handle_request() for _ in range(2)])
+        thread.start()
+        asked = client.connect(f"http://127.0.0.1:{http.server_address[1]}/v1/models/m")
+        for question, what in ((asked.status, "its versions"), (asked.signatures, "its sign")):
+            with pytest.raises(OSError, match=f"did not answer with {what}"):
+                question()
         thread.join()
 
 

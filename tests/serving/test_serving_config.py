@@ -115,12 +115,26 @@ def test_edited_files_are_kept_unless_told(tmp_path):
     serving.write_serving_config(folder)
     assert config.stat().st_mtime_ns == before
     config.write_text("max_batch_size { value: 4 }\n")
-    with pytest.raises(FileExistsError, match=r"Received: batching\.config$"):
+    said = r"--overwrite \(.*--out \(.*Received: batching\.config$"
+    with pytest.raises(FileExistsError, match=said):
         serving.write_serving_config(folder)
     assert config.read_text() == "max_batch_size { value: 4 }\n"
     serving.write_serving_config(folder, overwrite=True)
     assert "value: 32" in config.read_text()
     assert not [p for p in tmp_path.iterdir() if ".tmp" in p.name]
+
+
+def test_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    folder = model(tmp_path / "flowers")
+
+    def full(*args):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr("os.replace", full)
+        serving.write_serving_config(folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["flowers"]
+    serving.write_serving_config(folder)
 
 
 def test_models_must_be_exports(tmp_path):
@@ -165,6 +179,7 @@ def test_numbers_fit_the_exports(tmp_path):
         ("max_batch_size", 0),
         ("batch_timeout_micros", -1),
         ("num_batch_threads", 1.5),
+        ("max_enqueued_batches", True),
         ("image", "tensorflow/serving"),
         ("image", 'x:1"\n'),
         ("address", "everywhere"),
@@ -174,6 +189,14 @@ def test_arguments_that_do_not_fit(tmp_path, name, value):
     with pytest.raises(ValueError, match=f"{name} must.*Received: {name}="):
         serving.write_serving_config(model(tmp_path / "flowers"), **{name: value})
     assert [p.name for p in tmp_path.iterdir()] == ["flowers"]
+
+
+def test_requests_need_not_wait_for_others(tmp_path):
+    folder = model(tmp_path / "flowers")
+    path = serving.write_serving_config(folder, batch_timeout_micros=0)[1]
+    assert "batch_timeout_micros { value: 0 }" in path.read_text()
+    with pytest.raises(ValueError, match="batch_timeout_micros must be an int of at least 0"):
+        serving.write_serving_config(folder, batch_timeout_micros=-1, overwrite=True)
 
 
 def test_command(tmp_path):
