@@ -54,8 +54,8 @@ def serve(model, pictures, probabilities, folder: Path) -> Path:
     print(
         f"Its logits are the model's within {seen.difference / seen.logits_range:.0e} of their "
         f"range; {export.latency:.2g} ms for one picture,\nand {export.plain_latency:.2g} ms as "
-        f"the model itself in float32. Out of {len(files)} PNG files it\nreads what the model reads "
-        f"in {np.mean(labels == wanted):.1%}: the first is a {labels[0]} to "
+        f"the model itself in float32. Out of {len(files)} PNG files it\nreads what the model "
+        f"reads in {np.mean(labels == wanted):.1%}: the first is a {labels[0]} to "
         f"{answers['scores'][0, 0]:.1%}."
     )
     return export.path
