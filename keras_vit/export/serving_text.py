@@ -31,7 +31,7 @@ BATCHING = """\
 max_batch_size {{ value: {max_batch_size} }}
 
 # How long a request waits for others, in microseconds. {milliseconds} ms is little beside what one
-# image takes (ViT-B/16 on two cores: 65 to 90 ms); with many clients a batch is full before.
+# image takes (ViT-B/16 on two cores: 50 to 80 ms); with many clients a batch is full before.
 batch_timeout_micros {{ value: {batch_timeout_micros} }}
 
 # Batches computed at a time. The products of one batch already use every core, so more threads than
