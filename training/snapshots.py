@@ -44,7 +44,8 @@ from keras_vit.runs import (
     step_of,
     steps,
 )
-from keras_vit.weights.arrays import atomic_path, open_arrays, write_safetensors
+from keras_vit.weights.arrays import open_arrays, write_safetensors
+from keras_vit.weights.atomic import atomic_path, flush_folder
 
 try:
     import fcntl
@@ -135,7 +136,7 @@ def write(
         files = {name: measure(temporary / name) for name in (ARRAYS, FACTS)}
         _write_text(temporary / MANIFEST, manifest_text(files))
         os.replace(temporary, target)
-        _flush(folder)
+        flush_folder(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
         raise
@@ -277,13 +278,3 @@ class Lock:
 def _write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def _flush(folder: Path) -> None:
-    if os.name == "nt":
-        return  # a folder cannot be opened there
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -44,7 +44,7 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
             _replace_files(temporary, target)
         else:
             os.replace(temporary, target)
-            _flush_folder(target.parent)
+            flush_folder(target.parent)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
@@ -57,20 +57,21 @@ def _replace_files(source: Path, target: Path) -> None:
         place = target / file.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, place)
-        _flush_folder(place.parent)
+        flush_folder(place.parent)
 
 
 def _flush(path: Path) -> None:
     if path.is_dir():
         for entry in path.iterdir():
             _flush(entry)
-        _flush_folder(path)
+        flush_folder(path)
     else:
         with path.open("rb+") as file:  # Windows flushes only what is open for writing
             os.fsync(file.fileno())
 
 
-def _flush_folder(path: Path) -> None:
+def flush_folder(path: Path) -> None:
+    """Has the names in a folder written to the disk."""
     if os.name == "nt":
         return  # a folder cannot be opened there
     handle = os.open(path, os.O_RDONLY)
