@@ -256,10 +256,11 @@ def test_scope_puts_the_former_distribution_back():
         ("SLURM_PROCID", "a a b b", "0,1", [1]),
         ("SLURM_PROCID", "a a b b", "3", None),
         ("SLURM_PROCID", "a b c d", "", None),
-        ("KERAS_DISTRIBUTION_PROCESS_ID", "a a b b", "", None),
+        ("KERAS_DISTRIBUTION_PROCESS_ID", "a a b b", "", [1]),
+        ("KERAS_DISTRIBUTION_PROCESS_ID", "a", "", None),
     ],
 )
-def test_slurm_task_that_shares_a_machine_takes_one_gpu(named_by, hosts, visible, expected):
+def test_process_that_shares_a_machine_takes_one_gpu(named_by, hosts, visible, expected):
     from training.distribution.cluster import Cluster
     from training.distribution.jax import _local_device_ids
 
