@@ -254,16 +254,9 @@ def _check_target(target: Path, to: Target, overwrite: bool) -> None:
 
 
 def _load_keras(path: Path) -> "ViT":
-    import keras
+    from keras_vit.runtime.keras_model import load_keras
 
-    from keras_vit.model import ViT
-
-    model = keras.saving.load_model(path, compile=False)
-    if not isinstance(model, ViT):
-        raise ValueError(
-            f"source must hold a ViT. Received: {path}, a {type(model).__name__} model"
-        )
-    return model
+    return load_keras(path)
 
 
 def _save_keras(model: "ViT", target: Path) -> Path:

@@ -22,12 +22,12 @@ ARROWS = {
     "preprocessing": {"config"},
     "weights": {"config", "model", "preprocessing", "resample", "variants", "weights"},
     "runs": set(),
-    "runtime": {"config", "model", "preprocessing", "weights"},
+    "runtime": {"config", "model", "preprocessing", "runtime", "weights"},
     "export": {"config", "export", "model", "preprocessing", "runtime"},
     "explain": {"config", "explain", "model", "preprocessing"},
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
-BACKEND_FILES = ("export/", "runtime.py", "explain/gradients.py")
+BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py")
 HEAVY = ("matplotlib", "tensorflow_datasets", "huggingface_hub", "typer", "PIL", "safetensors")
 
 

@@ -12,7 +12,7 @@ import keras
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.signatures import input_of
-from keras_vit.runtime import MANIFEST
+from keras_vit.runtime.saved_model import MANIFEST
 
 PIXEL_FIELDS = ("image_size", "in_channels", "resize_method", "crop_fraction")
 

@@ -24,10 +24,13 @@ from keras_vit.export.verify import (
     latencies,
     made_pictures,
     verify_export,
+    verify_files,
 )
 from keras_vit.model import ViT
 from keras_vit.preprocessing import most_pixels, normalised
-from keras_vit.runtime import KerasRuntime, SavedModelRuntime, probability_function
+from keras_vit.runtime.base import probability_function
+from keras_vit.runtime.keras_model import KerasRuntime
+from keras_vit.runtime.saved_model import SavedModelRuntime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +150,11 @@ def export_here(
         content = describe(model.config, how, functions)
         write_manifest(folder, content)
         exported = SavedModelRuntime(folder)
-        verification = verify_export(reference, exported, bound or BOUNDS[how.dtype], verify)
+        bound = bound or BOUNDS[how.dtype]
+        verification = verify_export(reference, exported, bound, verify)
+        if model.config.in_channels in (1, 3):
+            files = verify_files(exported, bound)
+            verification = dataclasses.replace(verification, files_difference=files)
         latency, plain_latency = _latencies(exported, reference.model)
         write_manifest(
             folder,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +11,17 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
 from keras_vit.preprocessing import most_pixels, preprocess
-from keras_vit.runtime import KerasRuntime, SavedModelRuntime
+from keras_vit.runtime.base import Runtime
+from keras_vit.runtime.saved_model import SavedModelRuntime
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.05}
 """The largest difference from the model, as a share of the logits' range."""
 
 FILES_BOUND = 0.01
 """On top of it from `preprocess`ed pictures to their files: single pixels are rounded otherwise."""
+
+LEAST_LOGARITHM = -80.0
+"""Below it a probability is lost in float32."""
 
 BATCHES = (1, 3, 7, 5)
 SIZES = ((37, 61), (500, 375), (120, 90), (64, 64))  # of the files, where they are allowed
@@ -36,14 +39,14 @@ class Verification:
     """The largest difference of a logit (without a head, of a feature)."""
     bound: float
     """What the difference had to stay below, as a share of `logits_range`."""
-    features_difference: float
-    """The largest difference of a feature, as a share of their range."""
+    features_difference: float | None
+    """The largest difference of a feature, as a share of their range; None where there are none."""
     same_top_class: float | None
     """Share of the pictures with the same top class; None without a head."""
-    files_difference: float | None
-    """The largest difference of a logit when picture files are decoded inside, as a share."""
     where: str
     """The runtime and the machine."""
+    files_difference: float | None = None
+    """The largest difference of a logit when picture files are decoded inside, as a share."""
 
 
 def float32_model(model: ViT) -> ViT:
@@ -87,7 +90,7 @@ def checked_pictures(images: Any, config: ViTConfig, takes: str) -> np.ndarray:
 
 
 def verify_export(
-    reference: KerasRuntime, export: SavedModelRuntime, bound: float, images: Any = None
+    reference: Runtime, export: Runtime, bound: float, images: Any = None
 ) -> Verification:
     """Compares an export with its model; raises `ValueError` where they differ by too much.
 
@@ -99,7 +102,7 @@ def verify_export(
     """
     config = export.config
     images = made_pictures(config) if images is None else images
-    outputs = ["logits", "features"] if config.num_classes else ["features"]
+    outputs = [name for name in export.outputs if name == "features" or config.num_classes]
     results = {}
     for name in outputs:
         wanted = getattr(reference, name)(images)
@@ -110,23 +113,60 @@ def verify_export(
                 f"index {', '.join(map(str, place[1:]))}"
             )
         found = np.concatenate([getattr(export, name)(part) for part in _batches(images)])
-        results[name] = (wanted, found, *_compare(name, wanted, found, bound))
+        scale = max(float(np.ptp(wanted)), float(np.abs(wanted).max()))
+        if name == "logits" and export.log_probabilities:
+            logarithms = _log_probabilities(wanted, export.activation)
+            wanted, found = (np.maximum(x, LEAST_LOGARITHM) for x in (logarithms, found))
+        difference = compare(name, wanted, found, bound, scale)
+        results[name] = (wanted, found, difference, scale)
     wanted, found, difference, scale = results[outputs[0]]
-    has_classes = config.num_classes > 0
+    same = None
+    if outputs[0] == "logits":
+        same = float((wanted.argmax(-1) == found.argmax(-1)).mean())
+    features_difference = None
+    if "features" in results:
+        features_difference = results["features"][2] / (results["features"][3] or 1)
     return Verification(
         images=len(images),
         logits_range=scale,
         difference=difference,
         bound=bound,
-        features_difference=results["features"][2] / (results["features"][3] or 1),
-        same_top_class=float((wanted.argmax(-1) == found.argmax(-1)).mean())
-        if has_classes
-        else None,
-        files_difference=_verify_files(export, outputs[0], bound)
-        if config.in_channels in (1, 3)
-        else None,
-        where=_where(),
+        features_difference=features_difference,
+        same_top_class=same,
+        where=export.where,
     )
+
+
+def verify_files(export: SavedModelRuntime, bound: float) -> float:
+    """Files through `serve_bytes` against the same through `preprocess` and the export.
+
+    Returns:
+        The largest difference of a logit, or without a head of a feature, as a share of the range.
+    """
+    from PIL import Image
+
+    config, most = export.config, export.manifest["pixels"]["max_pixels"]
+    output = "logits" if config.num_classes else "features"
+    # One of the model's own size is always allowed.
+    sizes = [
+        size for size in (*SIZES, config.input_shape[:2]) if most_pixels(*size, config) <= most
+    ]
+    files, pictures = [], []
+    for seed, (height, width) in enumerate(sizes):
+        image = Image.fromarray(_picture(seed, (height, width, 3)))
+        file = io.BytesIO()
+        image.save(file, "PNG" if seed % 2 else "JPEG", quality=90)
+        files.append(file.getvalue())
+        pictures.append(Image.open(file))
+    images = preprocess(pictures, config)
+    if export.images == "uint8":
+        pixels = config.replace(pixel_mean=0.0, pixel_std=1 / 255)
+        images = preprocess(pictures, pixels).round().astype("uint8")
+    found = export.run("serve_bytes", bytes=files)[output]
+    wanted = getattr(export, output)(images)
+    scale = max(float(np.ptp(wanted)), float(np.abs(wanted).max()))
+    difference = compare(f"{output} of files", wanted, found, bound + FILES_BOUND, scale)
+    return difference / (scale or 1)
 
 
 def latencies(functions: Sequence[Callable[[], Any]], seconds: float = 1.0) -> list[float]:
@@ -145,14 +185,13 @@ def latencies(functions: Sequence[Callable[[], Any]], seconds: float = 1.0) -> l
     return best
 
 
-def _compare(name: str, wanted: np.ndarray, found: np.ndarray, bound: float) -> tuple[float, float]:
-    """The largest difference and the range, or an error that says where they differ most."""
+def compare(name: str, wanted: np.ndarray, found: np.ndarray, bound: float, scale: float) -> float:
+    """The largest difference, or an error that says where they differ most."""
     if wanted.shape != found.shape:
         raise ValueError(
             f"The export's {name} must have the model's shape {wanted.shape}. "
             f"Received: {found.shape}"
         )
-    scale = max(float(np.ptp(wanted)), float(np.abs(wanted).max()))
     differences = np.abs(wanted.astype("float64") - found)
     differences[~np.isfinite(differences)] = np.inf
     place = np.unravel_index(differences.argmax(), differences.shape)
@@ -164,33 +203,14 @@ def _compare(name: str, wanted: np.ndarray, found: np.ndarray, bound: float) -> 
             f"index {', '.join(str(i) for i in place[1:])}, where the model says "
             f"{wanted[place]:.6g} and the export {found[place]:.6g}"
         )
-    return difference, scale
+    return difference
 
 
-def _verify_files(export: SavedModelRuntime, output: str, bound: float) -> float:
-    """Files through `serve_bytes` against the same through `preprocess` and the export."""
-    from PIL import Image
-
-    config, most = export.config, export.manifest["pixels"]["max_pixels"]
-    # One of the model's own size is always allowed.
-    sizes = [
-        size for size in (*SIZES, config.input_shape[:2]) if most_pixels(*size, config) <= most
-    ]
-    files, pictures = [], []
-    for seed, (height, width) in enumerate(sizes):
-        image = Image.fromarray(_picture(seed, (height, width, 3)))
-        file = io.BytesIO()
-        image.save(file, "PNG" if seed % 2 else "JPEG", quality=90)
-        files.append(file.getvalue())
-        pictures.append(Image.open(file))
-    images = preprocess(pictures, config)
-    if export.manifest["images"] == "uint8":
-        pixels = config.replace(pixel_mean=0.0, pixel_std=1 / 255)
-        images = preprocess(pictures, pixels).round().astype("uint8")
-    found = export.run("serve_bytes", bytes=files)[output]
-    name = f"{output} of files"
-    difference, scale = _compare(name, getattr(export, output)(images), found, bound + FILES_BOUND)
-    return difference / (scale or 1)
+def _log_probabilities(logits: np.ndarray, activation: str) -> np.ndarray:
+    logits = logits.astype("float64")
+    if activation == "sigmoid":
+        return -np.logaddexp(0, -logits)
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
 def _picture(seed: int, shape: tuple[int, int, int]) -> np.ndarray:
@@ -215,13 +235,3 @@ def _batches(images: np.ndarray) -> list[np.ndarray]:
     sizes = [*BATCHES, *[32] * (len(images) // 32 + 1)]
     parts = np.split(images, np.cumsum(sizes))
     return [part for part in parts if len(part)]
-
-
-def _where() -> str:
-    import tensorflow as tf
-
-    devices = sorted({device.device_type for device in tf.config.list_physical_devices()})
-    return (
-        f"TensorFlow {tf.__version__}, {'+'.join(devices)}, "
-        f"{platform.system()} {platform.machine()}"
-    )

@@ -1,0 +1,120 @@
+"""Picture files that somebody else made: finding them, and opening one within bounds."""
+
+import glob
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+}
+"""What is read, and the endings by which the files of a folder are chosen."""
+
+
+class PictureError(ValueError):
+    """A file that cannot be used as a picture, in one line: which, and why."""
+
+    def __init__(self, path: str | os.PathLike, reason: str):
+        super().__init__(f"{os.fspath(path)}: {reason}")
+        self.reason = reason
+
+
+class Found(NamedTuple):
+    """A picture file, or a name that leads to none."""
+
+    path: str
+    problem: str | None = None
+
+
+def find(names: Iterable[str]) -> Iterator[Found]:
+    """The picture files that names stand for; no file is opened.
+
+    Args:
+        names: Files, which may end in anything; folders, of which every picture is meant, those
+            in folders inside too, but hidden ones; and globs, in which ** is any depth.
+
+    Yields:
+        What is found, in the order of the names; in a folder or a glob, in that of the alphabet.
+    """
+    for name in names:
+        if os.path.isdir(name):
+            yield from _in_folder(name)
+        elif glob.has_magic(name) and not os.path.lexists(name):
+            matches = [path for path in glob.glob(name, recursive=True) if os.path.isfile(path)]
+            yield from map(Found, sorted(matches))
+            if not matches:
+                yield Found(name, "no file matches it")
+        elif not os.path.exists(name):
+            yield Found(name, "there is no such file")
+        elif not os.path.isfile(name):
+            yield Found(name, "it is neither a file nor a folder")
+        else:
+            yield Found(name)
+
+
+def read(path: str | os.PathLike) -> Any:
+    """Opens and decodes one picture; of an animation the first frame.
+
+    It is not turned as its EXIF says: nor is it anywhere else in this package.
+
+    Args:
+        path: A file in one of `FORMATS`, of no more pixels than Pillow takes for harmless.
+
+    Returns:
+        A `PIL.Image.Image`, whole in memory. What cannot be read raises `PictureError`.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    kinds = ", ".join(FORMATS)
+    try:
+        if not Path(path).stat().st_size:
+            raise PictureError(path, "the file is empty")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd metadata, which is not used
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=list(FORMATS)) as image:
+                image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        most = f"{Image.MAX_IMAGE_PIXELS:,}"
+        raise PictureError(path, f"it has too many pixels; at most {most} are decoded") from None
+    except UnidentifiedImageError:
+        raise PictureError(path, f"it is not a picture that can be read ({kinds})") from None
+    except PictureError:
+        raise
+    except OSError as error:
+        if error.errno is None:  # from Pillow, not from the system
+            raise _damaged(path, error) from error
+        raise PictureError(path, f"it cannot be read: {error.strerror}") from error
+    except Exception as error:  # whatever a decoder makes of a damaged file
+        raise _damaged(path, error) from error
+    if image.mode in ("I", "F"):  # nobody knows which of their values is white
+        raise PictureError(path, f"its pixels are 32-bit numbers (mode {image.mode!r})")
+    return image
+
+
+def _damaged(path: str | os.PathLike, error: Exception) -> PictureError:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return PictureError(path, f"its data is cut off or damaged ({text})")
+
+
+def _in_folder(folder: str) -> Iterator[Found]:
+    endings = tuple(ending for endings in FORMATS.values() for ending in endings)
+    problems: list[OSError] = []
+    none = True
+    for place, folders, files in os.walk(folder, onerror=problems.append):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if name.lower().endswith(endings) and not name.startswith("."):
+                none = False
+                yield Found(os.path.join(place, name))
+    for error in problems:
+        yield Found(str(error.filename), f"it cannot be read: {error.strerror}")
+    if none and not problems:
+        yield Found(folder, f"no picture is in this folder ({', '.join(endings)})")

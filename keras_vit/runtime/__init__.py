@@ -1,0 +1,51 @@
+"""Opens what was saved or exported and runs images through it, whatever wrote it."""
+
+import os
+from pathlib import Path
+
+from keras_vit.runtime.base import Runtime
+from keras_vit.runtime.keras_model import KerasRuntime, load_keras
+from keras_vit.runtime.saved_model import SavedModelRuntime, check_files, version_folder
+
+__all__ = ["KerasRuntime", "Runtime", "SavedModelRuntime", "open"]
+
+
+def open(path: str | os.PathLike) -> Runtime:
+    """Opens a model to run it.
+
+    Args:
+        path: A `.keras` file; a run folder with `model.keras`; a `.tflite` or `.onnx` file that we
+            exported; the version folder of a SavedModel, or the folder of all versions, of which
+            the highest is taken; or anything that `keras_vit.from_pretrained` reads.
+
+    Returns:
+        A `Runtime`. The files of a SavedModel are compared with the hashes in its MANIFEST.json.
+
+    Example:
+
+    >>> model = keras_vit.runtime.open("savedmodels/flowers")
+    >>> model.probabilities(keras_vit.preprocessing.preprocess(pictures, model.config))
+    """
+    if "://" in os.fspath(path):
+        from keras_vit.weights import hub  # a network client, which a local file does not need
+
+        path = hub.fetch(path)
+    place = Path(path)
+    if place.is_dir() and (place / "model.keras").is_file():
+        place = place / "model.keras"
+    if place.suffix == ".keras":
+        return KerasRuntime(load_keras(place), place)
+    if place.suffix == ".tflite":
+        from keras_vit.runtime.tflite import TFLiteRuntime
+
+        return TFLiteRuntime(place)
+    if place.suffix == ".onnx":
+        from keras_vit.runtime.onnx import OnnxRuntime
+
+        return OnnxRuntime(place)
+    if (folder := version_folder(place)) is not None:
+        check_files(folder)
+        return SavedModelRuntime(folder)
+    from keras_vit.weights.load import from_pretrained
+
+    return KerasRuntime(from_pretrained(path), path)

@@ -1,0 +1,113 @@
+"""What every runtime has in common: images in, NumPy arrays out."""
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.preprocessing import normalised
+
+
+class Runtime:
+    """A model that takes images and returns NumPy arrays.
+
+    Images are an array `(B, H, W, C)` of the model's size: floats as the model takes them, made by
+    `keras_vit.preprocessing.preprocess`, or uint8 pixels, which are normalised first.
+
+    Attributes:
+        path: Where it was opened.
+        kind: What it is: "keras", "saved_model", "tflite" or "onnx".
+        config: The model's `ViTConfig`.
+        labels: Names of the classes, or None.
+        activation: "softmax" or "sigmoid": from logits to probabilities.
+        outputs: What it gives: "logits", "features" or both.
+        log_probabilities: Whether `logits` are the logarithms of the probabilities, which is all
+            that is left of them behind an activation.
+        images: "uint8" if it takes pixels alone, otherwise "float32".
+        where: What runs it, and on what machine.
+    """
+
+    kind = ""
+    images = "float32"
+    outputs: tuple[str, ...] = ("logits", "features")
+    log_probabilities = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        config: ViTConfig,
+        *,
+        labels: tuple[str, ...] | None = None,
+        activation: str | None = None,
+    ):
+        self.path = Path(path)
+        self.config = config
+        self.labels = labels if labels is not None else config.labels
+        self.activation = activation or probability_function(config)
+
+    @property
+    def where(self) -> str:
+        return f"{self._engine()}, {platform.system()} {platform.machine()}"
+
+    def logits(self, images: Any) -> np.ndarray:
+        """Logits `(B, K)` in float32, without the model's own activation."""
+        self._check_head()
+        return self._run(self._checked(images))["logits"]
+
+    def probabilities(self, images: Any) -> np.ndarray:
+        """Probabilities `(B, K)` in float32."""
+        logits = self.logits(images).astype("float64")
+        if self.activation == "sigmoid":
+            return (0.5 * (1 + np.tanh(logits / 2))).astype("float32")
+        raised = np.exp(logits - logits.max(-1, keepdims=True))
+        return (raised / raised.sum(-1, keepdims=True)).astype("float32")
+
+    def features(self, images: Any) -> np.ndarray:
+        """What the head reads, `(B, D)` in float32."""
+        return self._run(self._checked(images), "features")["features"]
+
+    def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
+        """The outputs for images of the dtype `self.images`; `wanted` is among them."""
+        raise NotImplementedError
+
+    def _engine(self) -> str:
+        """The name and version of what runs it."""
+        raise NotImplementedError
+
+    def _check_head(self) -> None:
+        if not self.config.num_classes:
+            raise ValueError(
+                f"{self.path} must have a head for logits; it returns features. "
+                "Received: num_classes=0"
+            )
+
+    def _checked(self, images: Any) -> np.ndarray:
+        array = np.asarray(images)
+        shape = self.config.input_shape
+        # Pixels of another integer type would be read as floats that are normalised already.
+        known = array.dtype.kind == "f" or array.dtype == np.uint8
+        if array.shape[1:] != shape or array.ndim != 4 or not known:
+            raise ValueError(
+                "images must be floats as the model takes them, or uint8 pixels, of shape "
+                f"(batch, {', '.join(map(str, shape))}). "
+                f"Received: shape {array.shape}, {array.dtype}"
+            )
+        if self.images == "uint8":
+            if array.dtype != np.uint8:
+                raise ValueError(
+                    "images must be uint8 pixels, for which this model was exported. "
+                    f"Received: {array.dtype}"
+                )
+            return array
+        if array.dtype == np.uint8:
+            return normalised(array, self.config)
+        return array.astype("float32", copy=False)
+
+
+def probability_function(config: ViTConfig) -> str:
+    """The function from a model's logits to probabilities: softmax, unless it says sigmoid."""
+    return "sigmoid" if config.classifier_activation == "sigmoid" else "softmax"

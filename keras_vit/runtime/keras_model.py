@@ -1,0 +1,62 @@
+"""A model in Python, as Keras runs it."""
+
+import os
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+
+from keras_vit.model import ViT
+from keras_vit.runtime.base import Runtime
+
+LINEAR = (None, "linear")
+
+
+class KerasRuntime(Runtime):
+    """A `ViT` in Python."""
+
+    kind = "keras"
+
+    def __init__(self, model: ViT, path: str | os.PathLike = ""):
+        super().__init__(path, model.config)
+        self.model = model
+        self._before_head = None
+
+    def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
+        if wanted == "logits" and self.config.classifier_activation in LINEAR:
+            return {"logits": _predict(self.model, images)}
+        if self._before_head is None:
+            self._before_head = self.model.features()
+        features = _predict(self._before_head, images)
+        if wanted == "features":
+            return {"features": features}
+        head = self.model.get_layer("head")
+        if getattr(head, "quantization_mode", None) is not None:
+            raise ValueError(
+                "classifier_activation must be None for the logits of a quantised model. "
+                f"Received: classifier_activation={self.config.classifier_activation!r}"
+            )
+        kernel, bias = (
+            np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(v)))
+            for v in (head.kernel, head.bias)
+        )
+        return {"logits": features @ kernel + bias}
+
+    def _engine(self) -> str:
+        return f"Keras {keras.__version__} on {keras.backend.backend()}"
+
+
+def load_keras(path: str | os.PathLike) -> ViT:
+    """The `ViT` in a `.keras` file."""
+    model = keras.saving.load_model(path, compile=False)
+    if not isinstance(model, ViT):
+        raise ValueError(
+            f"path must hold a ViT. Received: {os.fspath(path)}, a {type(model).__name__} model"
+        )
+    return model
+
+
+def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    if not len(images):  # which `predict` refuses
+        return np.zeros((0, *model.output_shape[1:]), "float32")
+    return np.asarray(model.predict(images, batch_size=32, verbose=0), "float32")

@@ -1,0 +1,113 @@
+"""A SavedModel that we exported, on TensorFlow."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.runtime.base import Runtime
+from keras_vit.weights.own import read_json
+
+MANIFEST = "MANIFEST.json"
+
+
+class SavedModelRuntime(Runtime):
+    """A version folder that `export_saved_model` wrote, on TensorFlow."""
+
+    kind = "saved_model"
+
+    def __init__(self, folder: str | os.PathLike):
+        import tensorflow as tf
+
+        self.manifest = read_json(Path(folder, MANIFEST))
+        if "config" not in self.manifest:
+            raise ValueError(
+                f"path must be an export with a {MANIFEST}, as keras_vit.export_saved_model writes "
+                f"it. Received: path={os.fspath(folder)!r}"
+            )
+        labels = self.manifest["labels"]
+        super().__init__(
+            folder,
+            ViTConfig.from_dict(self.manifest["config"]),
+            labels=None if labels is None else tuple(labels),
+            activation=self.manifest["activation"],
+        )
+        self.images = self.manifest["images"]
+        self._loaded = tf.saved_model.load(os.fspath(folder))  # keeps the weights alive
+
+    def signature(self, name: str) -> Any:
+        """A signature as a function of TensorFlow."""
+        if name not in self._loaded.signatures:
+            known = ", ".join(sorted(self._loaded.signatures))
+            raise ValueError(f"signature must be one of {known}. Received: signature={name!r}")
+        return self._loaded.signatures[name]
+
+    def run(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
+        """A signature's outputs by name.
+
+        A batch of more than the export's `max_batch_size` is run in parts; an error that names an
+        image then counts within the part.
+
+        Args:
+            signature: "serving_default", "serve_bytes", "classify" or "features".
+            **inputs: Its input by name: arrays, or for `bytes` a sequence of files.
+        """
+        import tensorflow as tf
+
+        function = self.signature(signature)
+        specs = function.structured_input_signature[1]
+        values = {
+            name: tf.constant(value, specs[name].dtype if name in specs else None)
+            for name, value in inputs.items()
+        }
+        most = self.manifest["max_batch_size"]
+        count = max((len(value) for value in values.values() if value.ndim), default=0)
+        if count > most:
+            parts = [
+                function(**{name: value[i : i + most] for name, value in values.items()})
+                for i in range(0, count, most)
+            ]
+        else:
+            parts = [function(**values)]
+        return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
+
+    def probabilities(self, images: Any) -> np.ndarray:
+        self._check_head()
+        return self._run(self._checked(images))["probabilities"]
+
+    def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
+        return self.run("features" if wanted == "features" else "serving_default", images=images)
+
+    def _engine(self) -> str:
+        import tensorflow as tf
+
+        devices = sorted({device.device_type for device in tf.config.list_physical_devices()})
+        return f"TensorFlow {tf.__version__}, {'+'.join(devices)}"
+
+
+def version_folder(path: Path) -> Path | None:
+    """The SavedModel that a path is, or the highest version in it."""
+    if (path / "saved_model.pb").is_file():
+        return path
+    versions = path.glob("*/saved_model.pb") if path.is_dir() else ()
+    folders = [p.parent for p in versions if p.parent.name.isdecimal()]
+    return max(folders, key=lambda folder: int(folder.name), default=None)
+
+
+def check_files(folder: Path) -> None:
+    """Raises where a file of an export is not the one that was verified."""
+    for name, entry in read_json(folder / MANIFEST).get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{folder} must hold what its {MANIFEST} names. {name} is missing")
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != entry["sha256"]:
+            raise ValueError(
+                f"{folder} must hold the files that its {MANIFEST} describes. Received: {name} "
+                f"with sha256 {found}, not {entry['sha256']}"
+            )
