@@ -67,7 +67,7 @@ def predict(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
-    """Say what is in pictures: keras-vit predict runs/flowers cat.jpg photos.
+    """Name the classes of pictures: keras-vit predict runs/flowers photos.
 
     Prints the best classes and their probabilities: with bars on a terminal, else a line for each
     class, of picture, class and score between tabs. A picture that cannot be read gets a line on

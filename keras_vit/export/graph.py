@@ -2,8 +2,8 @@
 
 Beside `keras_vit/model.py` and `layers/encoder_block.py` it computes the same, in this order:
 tokens stay flat (B * T, D), so that bias, GELU and residual become part of the matrix product
-(`_FusedMatMul`); the last block works for the one token that is read; weights are kept in the dtype
-they are used in.
+(`_FusedMatMul`); a LayerNorm is written so that it becomes one operation (`_MklLayerNorm`); the
+last block works for the one token that is read; weights are kept in the dtype they are used in.
 
 Weights are variables, of which every signature of a SavedModel reads the same copy. Constants would
 let oneDNN pack them once in place of at each call, which in bfloat16 is worth up to a tenth of the
@@ -70,7 +70,7 @@ def compile_graph(folded: Folded, dtype: str = "float32", *, constants: bool = F
     """The `tf.Module` of a folded model.
 
     Shapes: B batch, k tokens in front, N patches, T = k + N, D width, h heads, d head size, K
-    classes. LayerNorm, softmax and everything after the last block are in float32.
+    classes. LayerNorm and softmax compute in float32; everything after the last block is in it.
 
     Args:
         folded: What `fold` returns.

@@ -13,7 +13,12 @@ from pathlib import Path
 
 
 def check_version(path: Path, version: int | None) -> None:
-    """Raises where `version` is not a number that is free, before any work is done."""
+    """Raises where a version cannot be written, before any work is done."""
+    if set("[\\") & set(os.path.abspath(path)) and os.name != "nt":
+        raise ValueError(
+            "path must not hold [ or \\, which TensorFlow reads as a pattern when it loads. "
+            f"Received: path={os.fspath(path)!r}"
+        )
     if version is None:
         return
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:

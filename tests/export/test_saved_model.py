@@ -362,6 +362,7 @@ def test_export_of_a_model_with_nan_leaves_nothing(tmp_path):
         ({"labels": ["a", "b"]}, "labels must be num_classes=3 names"),
         ({"labels": ["a", "b", "c\nd"]}, "labels must be printable names"),
         ({"version": 0}, "version must be a positive int"),
+        ({"path": "flowers[1]"}, "path must not hold"),
         ({"top_k": 0}, "top_k must be a positive int"),
         ({"max_pixels": 1.5}, "max_pixels must be a positive int"),
         ({"max_pixels": 383}, r"max_pixels must be at least 384.*own size \(24, 16\)"),
@@ -382,7 +383,7 @@ def test_arguments_are_checked_first(tmp_path, monkeypatch, arguments, message):
     for name in ("export_here", "in_tensorflow"):
         monkeypatch.setattr(saved_model, name, lambda *_, **__: pytest.fail("the export began"))
     with pytest.raises(ValueError, match=message):
-        export_saved_model(tiny_model(), tmp_path / "x", **arguments)
+        export_saved_model(tiny_model(), **{"path": tmp_path / "x", **arguments})
     assert not (tmp_path / "x").exists()
 
 
