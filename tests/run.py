@@ -1,17 +1,15 @@
-"""Run pytest once a backend, each time in a process of its own, and sum up.
+"""Run pytest once a backend, and sum up.
 
 `python tests/run.py` runs every backend, `python tests/run.py jax torch -- -k pool` these two;
-pytest gets what follows the "--". There are as many processes at a time as cores, or JOBS: most of
-a test is Python building a model, which keeps one core busy.
+pytest gets what follows the "--". The files of a backend are shared out among as many processes as
+there are cores, or JOBS: most of a test is Python building a model, which keeps one core busy.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -41,17 +39,16 @@ class Outcome:
         return f"{self.backend:<11} {verdict}   {text} in {self.seconds:.0f} s"
 
 
-def run_backend(backend: str, pytest_args: list[str], output: Path) -> Outcome:
-    """Run pytest on one backend; what it prints goes to a file."""
+def run_backend(backend: str, jobs: int, pytest_args: list[str]) -> Outcome:
+    """Run pytest on one backend."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, output.open("wb") as file:
+    shared_out = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         code = subprocess.run(
-            [sys.executable, "-m", "pytest", f"--junitxml={report}", *pytest_args],
+            [sys.executable, "-m", "pytest", f"--junitxml={report}", *shared_out, *pytest_args],
             cwd=ROOT,
             env={**os.environ, "KERAS_BACKEND": backend},
-            stdout=file,
-            stderr=subprocess.STDOUT,
         ).returncode
         passed, failed, skipped = count_tests(report)
     trouble = ""
@@ -59,20 +56,6 @@ def run_backend(backend: str, pytest_args: list[str], output: Path) -> Outcome:
         failed = 1
         trouble = "no tests found" if code == 5 else f"pytest ended with exit code {code}"
     return Outcome(backend, passed, failed, skipped, time.monotonic() - start, trouble)
-
-
-def show(output: Path, running: Future) -> None:
-    """Copy to the terminal what comes into a file, until its writer is done."""
-    while not output.exists() and not running.done():
-        time.sleep(0.1)
-    with output.open("rb") as file:
-        while True:
-            done = running.done()  # asked first, so that nothing is missed
-            shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.flush()
-            if done:
-                return
-            time.sleep(0.2)
 
 
 def count_tests(report: Path) -> tuple[int, int, int]:
@@ -99,16 +82,9 @@ def main(argv: list[str]) -> int:
         return 2
     jobs = int(os.environ.get("JOBS") or os.cpu_count() or 1)
     outcomes = []
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        outputs = [Path(folder, backend) for backend in backends]
-        runs = [
-            pool.submit(run_backend, backend, pytest_args, output)
-            for backend, output in zip(backends, outputs, strict=True)
-        ]
-        for backend, output, running in zip(backends, outputs, runs, strict=True):
-            print(f"\n=== {backend} ===", flush=True)
-            show(output, running)
-            outcomes.append(running.result())
+    for backend in backends:
+        print(f"\n=== {backend} ===", flush=True)
+        outcomes.append(run_backend(backend, jobs, pytest_args))
     print()
     for outcome in outcomes:
         print(outcome.line())
