@@ -26,9 +26,12 @@ from keras_vit.variants import (
 )
 
 if TYPE_CHECKING:
-    from keras_vit import runtime
+    from keras_vit import explain, runtime
     from keras_vit.export.graph import fused
+    from keras_vit.export.onnx import export_onnx
     from keras_vit.export.saved_model import export_saved_model
+    from keras_vit.export.sensitivity import quantization_sweep
+    from keras_vit.export.tflite import export_tflite
     from keras_vit.weights.load import from_pretrained
     from keras_vit.weights.save import save_pretrained
 
@@ -37,12 +40,16 @@ __version__ = "0.1.0"
 __all__ = [
     "ViT",
     "ViTConfig",
+    "explain",
+    "export_onnx",
     "export_saved_model",
+    "export_tflite",
     "from_pretrained",
     "fused",
     "layers",
     "list_variants",
     "preprocessing",
+    "quantization_sweep",
     "runtime",
     "save_pretrained",
     "vit_b8",
@@ -64,9 +71,13 @@ __all__ = [
 
 # What reads, writes and exports models is imported when it is first asked for.
 _LATER = {
+    "explain": "keras_vit",
+    "export_onnx": "keras_vit.export.onnx",
     "export_saved_model": "keras_vit.export.saved_model",
+    "export_tflite": "keras_vit.export.tflite",
     "from_pretrained": "keras_vit.weights.load",
     "fused": "keras_vit.export.graph",
+    "quantization_sweep": "keras_vit.export.sensitivity",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
 }

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit import backend, cli_export, cli_info, cli_serve, runs
+from keras_vit import backend, cli_explain, cli_export, cli_info, cli_predict, cli_serve, runs
 from keras_vit.weights import hub, known
 
 # Keras, and what needs it, is imported by `_library`, when a command has come that far.
@@ -35,13 +35,15 @@ DISTRIBUTION = "keras3-vit"
 
 app = typer.Typer(
     name="keras-vit",
-    help="Vision Transformers for Keras 3: find checkpoints, look into them, convert, serve them.",
+    help="Vision Transformers for Keras 3: find, convert, ask, explain, export and serve them.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_export.app)
 app.add_typer(cli_serve.app)
+app.add_typer(cli_predict.app)
+app.add_typer(cli_explain.app)
 out = Console()
 err = Console(stderr=True)
 

@@ -16,7 +16,6 @@ from rich.text import Text
 from keras_vit import pictures
 
 if TYPE_CHECKING:
-    from keras_vit.config import ViTConfig
     from keras_vit.runtime import Runtime
 
 app = typer.Typer()
@@ -123,7 +122,7 @@ def _answers(
         array = None
         if problem is None:
             try:
-                array = _pixels(path, opened.config)
+                array = pictures.pixels(path, opened.config)
             except pictures.PictureError as error:
                 problem = error.reason
         batch.append((path, array, problem or ""))
@@ -157,18 +156,6 @@ def _answer(
 def _score(opened: "Runtime", number: int, row: np.ndarray) -> Score:
     label = str(number) if opened.labels is None else opened.labels[number]
     return Score(number, label, float(row[number]))
-
-
-def _pixels(path: str, config: "ViTConfig") -> np.ndarray:
-    """A file as uint8 pixels of the model's size, which every runtime takes."""
-    from keras_vit.preprocessing import preprocess
-
-    picture = pictures.read(path)
-    try:
-        whole = preprocess(picture, config.replace(pixel_mean=0.0, pixel_std=1 / 255))
-    except ValueError as error:  # so narrow that it would be huge once it is resized
-        raise pictures.PictureError(path, str(error)) from error
-    return whole[0].round().astype("uint8")
 
 
 def _failed(path: str, problem: str | None) -> Answer:

@@ -99,6 +99,18 @@ def read(path: str | os.PathLike) -> Any:
     return image
 
 
+def pixels(path: str | os.PathLike, config: Any) -> Any:
+    """A file as uint8 pixels `(H, W, C)` of a model's size, resized and cropped as it says."""
+    from keras_vit.preprocessing import preprocess
+
+    picture = read(path)
+    try:
+        whole = preprocess(picture, config.replace(pixel_mean=0.0, pixel_std=1 / 255))
+    except ValueError as error:  # so narrow that it would be huge once it is resized
+        raise PictureError(path, str(error)) from error
+    return whole[0].round().astype("uint8")
+
+
 def _damaged(path: str | os.PathLike, error: Exception) -> PictureError:
     text = " ".join(str(error).split()) or type(error).__name__
     return PictureError(path, f"its data is cut off or damaged ({text})")
