@@ -1,4 +1,4 @@
-"""`python -m benchmarks.little_data`: a ViT beside a CNN of its size, by how many pictures there are.
+"""`python -m benchmarks.little_data`: a ViT beside a CNN of its size, by the number of pictures.
 
 Fashion-MNIST, both from nothing, with the same optimiser, steps, batches and pictures, and without
 augmentation. What is left to differ is what each knows of pictures beforehand.
@@ -19,7 +19,9 @@ SEED = 0
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.little_data", description=__doc__)
-    parser.add_argument("--pictures", nargs="+", type=int, default=[300, 1000, 3000, 10_000, 60_000])
+    parser.add_argument(
+        "--pictures", nargs="+", type=int, default=[300, 1000, 3000, 10_000, 60_000]
+    )
     parser.add_argument("--steps", type=int, default=600, help="steps of 64 pictures")
     options = parser.parse_args()
     train, test = _fashion("train"), _fashion("test")

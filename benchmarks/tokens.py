@@ -2,6 +2,8 @@
 
 The fused graph (`keras_vit.fused`) on TensorFlow, one picture at a time or a batch, with random
 weights: other resolutions, other patches, other sizes. All are built first, then they take turns.
+CPU time does not count what the process waited for others. On one core (`taskset -c 0`) it is the
+latency of that core where it has nothing else to do.
 """
 
 import argparse
@@ -31,7 +33,7 @@ CASES = (
     ("vit_b32", 224),
 )
 REFERENCE = ("vit_s16", 224)
-COLUMNS = ("variant", "pixels", "tokens", "GFLOP", "ms a picture", "of S/16 at 224", "GFLOP/s")
+COLUMNS = ("variant", "pixels", "tokens", "GFLOP", "ms", "CPU ms", "of S/16 at 224", "GFLOP/s")
 MIN_ROUNDS = 3
 
 
@@ -52,7 +54,7 @@ def main():
 
 
 def measure(configs, dtype, batch, rounds, budget):
-    """Seconds a picture, the best round, of each config."""
+    """Seconds and CPU seconds a picture, each of its best round, of each config."""
     import keras_vit
 
     rng = np.random.default_rng(0)
@@ -67,28 +69,31 @@ def measure(configs, dtype, batch, rounds, budget):
     begin = time.perf_counter()
     for i in range(1, rounds + 1):
         for case, (predict, images) in steps.items():
-            start = time.perf_counter()
+            start = time.perf_counter(), time.process_time()
             predict(images, batch_size=batch)
-            times[case].append((time.perf_counter() - start) / batch)
+            end = time.perf_counter(), time.process_time()
+            times[case].append([(b - a) / batch for a, b in zip(start, end, strict=True)])
         if i >= MIN_ROUNDS and (time.perf_counter() - begin) * (i + 1) / i > budget:
             break
-    return {case: min(seconds) for case, seconds in times.items()}
+    return {case: tuple(map(min, zip(*rows, strict=True))) for case, rows in times.items()}
 
 
-def table(configs, seconds, title):
-    """A line for each config, beside the first one named `REFERENCE` where it was measured."""
+def table(configs, measured, title):
+    """A line for each config; CPU time beside that of `REFERENCE`, where it was measured."""
     result = Table(*COLUMNS, title=f"Fused graph, {title}", box=box.SIMPLE, pad_edge=False)
     for case, config in configs.items():
         work = flops.fused(config) / 1e9
-        share = f"{seconds[case] / seconds[REFERENCE]:.2f}" if REFERENCE in seconds else ""
+        wall, cpu = measured[case]
+        share = f"{cpu / measured[REFERENCE][1]:.2f}" if REFERENCE in measured else ""
         result.add_row(
             case[0],
             str(case[1]),
             str(config.num_tokens),
             f"{work:.1f}",
-            f"{seconds[case] * 1e3:.1f}",
+            f"{wall * 1e3:.1f}",
+            f"{cpu * 1e3:.1f}",
             share,
-            f"{work / seconds[case]:.0f}",
+            f"{work / cpu:.0f}",
         )
     return result
 

@@ -1,0 +1,166 @@
+"""`python -m benchmarks.int8`: what each kind of TFLite file costs in accuracy, and gains in speed.
+
+For models that were trained here, over all test pictures of their dataset. Beside the four kinds of
+`keras_vit.export_tflite` stand two that put int8 everywhere: by TensorFlow's converter, from the
+model itself, and by ai-edge-quantizer, from the same graph as ours.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+
+KINDS = {"float32": None, "float16": "float16", "dynamic": "dynamic", "int8": "int8"}
+EVERYWHERE = "all int8"
+COLUMNS = ("model", "file", "accuracy", "loses", "same class", "MB", "ms", "x dynamic")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.int8", description=__doc__)
+    parser.add_argument("runs", nargs="*", type=pathlib.Path, help="folders that training wrote")
+    parser.add_argument("--calibration", type=int, default=200, help="training pictures to use")
+    parser.add_argument("--images", type=int, help="test pictures; all of them by default")
+    parser.add_argument("--rounds", type=int, default=300, help="of the latency, the files in turn")
+    options = parser.parse_args()
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    table = Table(*COLUMNS[:2], box=box.SIMPLE, pad_edge=False)
+    for column in COLUMNS[2:]:
+        table.add_column(column, justify="right")
+    for run in options.runs or [pathlib.Path("runs/cifar10"), pathlib.Path("runs/fashion")]:
+        for row in rows(run, options.calibration, options.images, options.rounds):
+            table.add_row(*row)
+        table.add_section()
+    console = Console(width=100)
+    console.print(table)
+    console.print("ms: one picture, one thread, the best round. loses: points against the model.")
+    console.print(machine.line(machine.describe()), markup=False, highlight=False)
+
+
+def rows(run, calibration, images, rounds):
+    """A line for the model and one for each file."""
+    import keras_vit
+    from keras_vit.preprocessing import normalised
+
+    model = keras_vit.runtime.open(run).model
+    source = json.loads((run / "recipe.json").read_text())["data"]["source"]
+    typical, _ = _pictures(source, "train", calibration)
+    pixels, labels = _pictures(source, "test", images)
+    typical, pixels = (normalised(part, model.config) for part in (typical, pixels))
+    files = make_files(model, typical)
+    times = _latencies(files.values(), pixels[:1], rounds)
+    dynamic = times[list(files).index("dynamic")]
+    wanted = model.predict(pixels, batch_size=100, verbose=0).argmax(-1)
+    right = np.mean(wanted == labels)
+    yield run.name, "the model itself", f"{right:.2%}", "", "", "", "", ""
+    for (name, content), milliseconds in zip(files.items(), times, strict=True):
+        machine.say(f"{run}: {name}")
+        interpreter = _interpreter(content)
+        found = np.array([_invoke(interpreter, image[None]).argmax() for image in pixels])
+        share = np.mean(found == labels)
+        yield (
+            run.name,
+            name,
+            f"{share:.2%}",
+            f"{100 * (right - share):.2f}",
+            f"{np.mean(found == wanted):.2%}",
+            f"{len(content) / 1e6:.2f}",
+            f"{milliseconds:.3f}",
+            f"{milliseconds / dynamic:.2f}",
+        )
+
+
+def make_files(model, calibration):
+    """The content of each file, by name; all give logits for one picture."""
+    from keras_vit.export import quantize
+    from keras_vit.export.fuse import fold
+    from keras_vit.export.tflite import export_tflite
+    from keras_vit.export.tflite_graph import to_float32_tflite
+
+    files = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, mode in KINDS.items():
+            path = pathlib.Path(folder, f"{name}.tflite")
+            images = calibration if mode == "int8" else None
+            export_tflite(model, path, quantize=mode, calibration=images, output="logits")
+            files[name] = path.read_bytes()
+    content = to_float32_tflite(
+        fold(model), batch_size=1, output="logits", images="float32", activation="softmax"
+    )
+    ranges = quantize.measure_ranges(content, calibration)
+    how = dict.fromkeys(quantize.layer_names(content), "int8")
+    files[f"{EVERYWHERE}, our graph"] = quantize.quantise_layers(
+        content, how, ranges, quantize.BETWEEN
+    )
+    files[f"{EVERYWHERE}, TensorFlow"] = _converted(model, calibration)
+    return files
+
+
+def _converted(model, calibration):
+    """What TensorFlow's guide to integer quantisation makes of the model."""
+    import keras
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory() as folder:
+        signature = [keras.InputSpec(shape=(1, *model.config.input_shape), dtype="float32")]
+        model.export(folder, input_signature=signature, verbose=False)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = lambda: ([image[None]] for image in calibration)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+        return converter.convert()
+
+
+def _latencies(contents, image, rounds):
+    """Milliseconds of each for one image: the least of several rounds, in each of which all run."""
+    from keras_vit.export.verify import latencies
+
+    interpreters = [_interpreter(content) for content in contents]
+    calls = [lambda i=interpreter: _invoke(i, image) for interpreter in interpreters]
+    best = [float("inf")] * len(calls)
+    for _ in range(-(-rounds // 50)):  # `latencies` runs at most 50
+        best = [min(pair) for pair in zip(best, latencies(calls, seconds=60), strict=True)]
+    return best
+
+
+def _interpreter(content):
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content, num_threads=1)
+    interpreter.allocate_tensors()
+    return interpreter
+
+
+def _invoke(interpreter, image):
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+
+def _pictures(source, split, count):
+    """Pixels and labels of a `tfds:` dataset."""
+    import tensorflow_datasets as tfds
+
+    kind, _, name = source.partition(":")
+    if kind != "tfds":
+        raise ValueError(f"runs must be trained on tfds: datasets. Received: {source!r}")
+    return tfds.as_numpy(
+        tfds.load(
+            name,
+            split=f"{split}[:{count}]" if count else split,
+            batch_size=-1,
+            as_supervised=True,
+            download=False,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""`python -m benchmarks.onnx`: ONNX files in ONNX Runtime, ours beside those of other libraries.
+
+Each variant is a process of its own, on torch, whose exporter writes the others' files. It exports
+every side, checks that each file computes its model, and lets the files take turns at every batch
+size, from an array to an array, with the same session options.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+
+# KerasHub's has no file: torch's exporter fails on its LayerNormalization.
+SIDES = ("keras_vit", "keras_vit float16", "timm", "transformers", "torchvision")
+RESULTS = machine.ROOT / "benchmarks" / "results" / "onnx.json"
+COLUMNS = ("variant", "batch", "side", "ms", "median", "x timm", "MB", "nodes")
+LIMIT = 3600  # seconds until a child counts as hung
+MIN_ROUNDS = 2
+TOLERANCE = 1e-4  # of the logits' range
+OPSET = 20
+
+
+def main():
+    options = _options()
+    if options.child:
+        return _child(json.loads(options.child))
+    record = {"machine": machine.describe(), "threads": options.threads, "groups": []}
+    record["machine"]["versions"] |= {
+        name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime")
+    }
+    if record["machine"]["load_before"] > 0.5:
+        machine.say("The machine is busy: expect noise.")
+    for variant in options.variants:
+        job = {"variant": variant, "batches": options.batches, "threads": options.threads}
+        job |= {"rounds": options.rounds, "budget": options.budget}
+        command = [sys.executable, "-m", "benchmarks.onnx", "--child", json.dumps(job)]
+        where = {"cwd": machine.ROOT, "env": machine.environment("torch")}
+        child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
+        record["groups"] += json.loads(child.stdout)
+        machine.write(options.json, record)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table(record["groups"]))
+    console.print(machine.line(record["machine"]), markup=False, highlight=False)
+
+
+def _options():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx", description=__doc__)
+    parser.add_argument("--variants", nargs="+", default=["vit_s16", "vit_b16"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--threads", type=int, default=0, help="0 is one a core")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds at most")
+    parser.add_argument("--budget", type=float, default=60, help="seconds of rounds a batch size")
+    parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def table(groups):
+    """A section for each variant and batch, a line for each side."""
+    result = Table(title="ONNX Runtime, best round", box=box.SIMPLE, pad_edge=False)
+    for i, column in enumerate(COLUMNS):
+        result.add_column(column, justify="left" if i < 3 else "right", no_wrap=True)
+    for group in groups:
+        where = (group["variant"], str(group["batch"]))
+        peer = group["sides"].get("timm", {}).get("best_s")
+        for name, row in group["sides"].items():
+            ratio = f"{peer / row['best_s']:.2f}" if peer else ""
+            times = (f"{1000 * row[key]:.1f}" for key in ("best_s", "median_s"))
+            result.add_row(*where, name, *times, ratio, f"{row['mb']:.0f}", str(row["nodes"]))
+            where = ("", "")
+        result.add_section()
+    return result
+
+
+def _child(job):
+    from benchmarks.worker import variant_config
+
+    result = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr
+    config, groups = variant_config(job["variant"]), []
+    with result:
+        for batch in job["batches"]:
+            with tempfile.TemporaryDirectory() as folder:
+                sides = export_all(config, batch, job["threads"], pathlib.Path(folder))
+            group = measure(sides, config, batch, job["rounds"], job["budget"])
+            groups.append({"variant": job["variant"], **group})
+        json.dump(groups, result)
+
+
+def export_all(config, batch, threads, folder, sides=SIDES):
+    """Every side's file, opened: functions from images to logits, and facts of the file."""
+    import onnx
+
+    opened = {}
+    for side in sides:
+        machine.say(f"{side}: exporting")
+        path = folder / f"{side}.onnx"
+        try:
+            error = _export(side, config, batch, threads, path)
+        except Exception as problem:
+            machine.say(f"{side} failed: {type(problem).__name__}: {str(problem)[:200]}")
+            continue
+        machine.say(f"{side}: {error:.1e} of the logits' range from its model")
+        facts = {
+            "mb": path.stat().st_size / 1e6,
+            "nodes": len(onnx.load(path).graph.node),
+            "difference": error,
+        }
+        opened[side] = (_function(path, threads), facts)
+    return opened
+
+
+def _export(side, config, batch, threads, path):
+    """Writes the file; how far it is from its model."""
+    import keras_vit
+    from benchmarks.serving import _filled
+
+    if side.startswith("keras_vit"):
+        dtype = side.removeprefix("keras_vit").strip() or "float32"
+        seen = keras_vit.export_onnx(_filled(keras_vit.ViT(config)), path, dtype=dtype)
+        return seen.verification.difference / seen.verification.logits_range
+    return _export_torch(side, config, batch, threads, path)
+
+
+def _export_torch(side, config, batch, threads, path):
+    import torch
+
+    from benchmarks import contenders
+
+    torch.manual_seed(0)
+    model = contenders.build(side, config, "float32").eval()
+    with torch.no_grad():
+        for p in model.parameters():  # numbers where a new model has zeros
+            p.add_(0.02 * torch.randn_like(p))
+    images = _images(config, batch)
+    shown = torch.from_numpy(_channels_first(images))
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = model(shown)
+        expected = getattr(expected, "logits", expected).numpy()
+        # The older exporter: the newer one needs a package of its own and writes the same products.
+        torch.onnx.export(
+            model,
+            (shown,),
+            str(path),
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=["logits"],
+        )
+    error = float(np.abs(_function(path, threads)(images) - expected).max() / np.ptp(expected))
+    if not error < TOLERANCE:
+        raise RuntimeError(f"the file is another model: {error:.1e} of the logits' range")
+    return error
+
+
+def _function(path, threads):
+    """From images to logits, as its users run it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    # Or the threads of one side still wait busily while the next one runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    (taken,) = session.get_inputs()
+    first = taken.shape[1] in (1, 3)
+    return lambda x: session.run(["logits"], {"images": _channels_first(x) if first else x})[0]
+
+
+def _channels_first(images):
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def _images(config, batch):
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((batch, *config.input_shape), "float32")
+
+
+def measure(sides, config, batch, rounds, budget):
+    """Every side in turns."""
+    images = _images(config, batch)
+    for function, _ in (*sides.values(), *sides.values()):
+        function(images)
+    times = {name: [] for name in sides}
+    begin = time.perf_counter()
+    for i in range(rounds):
+        for name, (function, _) in sides.items():
+            times[name].append(_seconds(lambda f=function: f(images)))
+        if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
+            break
+    return {
+        "batch": batch,
+        "rounds": i + 1,
+        "sides": {
+            name: {
+                "best_s": min(seconds),
+                "median_s": statistics.median(seconds),
+                **sides[name][1],
+            }
+            for name, seconds in times.items()
+        },
+    }
+
+
+def _seconds(function):
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What a model has learned about pixels and places, and how alike its patch tokens are.
+
+Shapes: B batch, rows x columns the patch grid, N patches, P x P patch, C channels, D width.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from keras_vit.explain import tokens
+from keras_vit.model import ViT
+
+
+def position_similarity(model: ViT) -> np.ndarray:
+    """Cosine between the position embeddings of all patches, whatever their kind.
+
+    Args:
+        model: A `ViT` with position embeddings, learned or fixed.
+
+    Returns:
+        float32 array `(rows, columns, rows, columns)`: `[r, c]` is the map of one patch.
+
+    Reference:
+        arXiv 2010.11929, Fig. 7 (centre).
+    """
+    tokens.check_model(model)
+    config = model.config
+    if config.position_embedding == "none":
+        raise ValueError(
+            "model must have position embeddings. "
+            f"Received: position_embedding={config.position_embedding!r}"
+        )
+    layer = model.get_layer("position_embedding")
+    table = tokens.as_numpy(layer._table())[int(config.class_row) :]  # (N, D)
+    return _cosines(table).reshape(*config.grid, *config.grid)
+
+
+def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
+    """The leading principal components of the patch projection, as small pictures.
+
+    The D filters of the projection are D points of P * P * C numbers each, from which their mean is
+    subtracted. The sign of a component has no meaning: its largest number is made positive.
+
+    Args:
+        model: A `ViT`.
+        count: How many. There are no more than numbers in a patch, or than D - 1.
+
+    Returns:
+        float32 array `(count, P, P, C)`, each component scaled to [0, 1] by itself; fewer where
+        there are no more. Three channels are red, green and blue, one is grey.
+
+    Reference:
+        arXiv 2010.11929, Fig. 7 (left).
+    """
+    tokens.check_model(model)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be a positive int. Received: count={count!r}")
+    kernel = tokens.as_numpy(model.get_layer("patches").projection.kernel)  # (P, P, C, D)
+    filters = kernel.reshape(-1, kernel.shape[-1]).T  # (D, P * P * C)
+    most = min(max(len(filters) - 1, 1), filters.shape[1])
+    components = _components(filters, min(count, most))  # (count, P * P * C)
+    return _unit(components, 1).reshape(-1, *kernel.shape[:-1])
+
+
+def region_similarity(model: ViT, images: Any, block: int = -1) -> np.ndarray:
+    """Cosine between the tokens of all patches of an image: which regions look alike to the model.
+
+    Args:
+        model: A `ViT`.
+        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
+        block: Whose tokens, counted from 0 or from the end with negatives. Those of the last block
+            have passed the last LayerNorm, where the model has one before its pooling.
+
+    Returns:
+        float32 array `(B, rows, columns, rows, columns)`: `[i, r, c]` is the map of one patch.
+    """
+    patches = tokens.patch_tokens(model, images, block)  # (B, N, D)
+    grid = model.config.grid
+    return _cosines(patches).reshape(-1, *grid, *grid)
+
+
+def patch_pca(model: ViT, images: Any, block: int = -1) -> np.ndarray:
+    """The three leading principal components of the patch tokens, as red, green and blue.
+
+    One analysis over the patches of all the images: the same colour means the same in each.
+
+    Args:
+        model: A `ViT`.
+        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
+        block: Whose tokens, as in `region_similarity`.
+
+    Returns:
+        float32 array `(B, rows, columns, 3)`, each component scaled to [0, 1] over the batch.
+
+    Reference:
+        arXiv 2304.07193, Section 7.5.
+    """
+    patches = tokens.patch_tokens(model, images, block)  # (B, N, D)
+    points = patches.reshape(-1, patches.shape[-1])
+    if min(points.shape) < 3:
+        raise ValueError(
+            "images must have three patches in all, and the model a width of 3, at least. "
+            f"Received: {points.shape[0]} patches of width {points.shape[1]}"
+        )
+    values = (points - points.mean(0)) @ _components(points, 3).T  # (B * N, 3)
+    return _unit(values, 0).reshape(len(patches), *model.config.grid, 3)
+
+
+def _cosines(vectors):
+    """(..., N, D) to (..., N, N); a vector of zeros is like no other."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit = vectors / np.where(length > 0, length, 1)
+    return np.clip(unit @ np.swapaxes(unit, -1, -2), -1, 1)
+
+
+def _components(points, count):
+    """The leading principal components of points (M, D), unit vectors (count, D)."""
+    centred = points - points.mean(0, dtype="float64")
+    components = np.linalg.svd(centred, full_matrices=False)[2][:count]  # the leading ones first
+    largest = np.abs(components).argmax(1)[:, None]
+    return components * np.sign(np.take_along_axis(components, largest, 1))
+
+
+def _unit(values, axis):
+    """Values scaled to [0, 1] along an axis; 0.5 where all are the same."""
+    low, high = values.min(axis, keepdims=True), values.max(axis, keepdims=True)
+    span = high - low
+    scaled = np.where(span > 0, (values - low) / np.where(span > 0, span, 1), 0.5)
+    return scaled.astype("float32")

@@ -1,0 +1,241 @@
+"""Which patches speak for a class: maps from gradients, the one file with code per backend.
+
+Shapes: B batch, h heads, T tokens, k of them in front of the patches, N = T - k patches, D width,
+rows x columns the patch grid, K classes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.config import ViTConfig
+from keras_vit.explain import tokens
+from keras_vit.explain.attention import drawn_from_patches
+from keras_vit.model import ViT
+
+LINEAR = (None, "linear")
+
+
+def grad_cam(
+    model: ViT, images: Any, classes: int | Sequence[int] | None = None, block: int = -1
+) -> np.ndarray:
+    """Grad-CAM on the tokens that a block reads.
+
+    w = mean over patches of d logit / d z
+    map = max(0, z w) for each patch token z
+
+    The tokens are those at the input of the block: what the last block does to the patches is lost
+    on a head that reads the class token alone, and so is their gradient behind it.
+
+    Args:
+        model: A `ViT` with a head. Its logits are explained, before any activation.
+        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
+        classes: The class to explain, one for all or one an image; None means each image's top
+            class. Where the head reads each token, its logit is the mean over the patches.
+        block: The block, counted from 0 or from the end with negatives.
+
+    Returns:
+        float32 array `(B, rows, columns)`, 0 or greater, not normalised.
+
+    Reference:
+        arXiv 1610.02391, Eq. 1 and 2.
+    """
+    images, chosen = _checked(model, images, classes)
+    config = model.config
+    index = tokens.checked_block("block", block, config.depth)
+    maps = np.zeros((len(images), config.num_patches), "float32")
+    for part in tokens.batches(images, config):
+        inputs, gradient = _to_the_head(model, images[part], _of(chosen, part))
+        for layer in reversed(range(index, config.depth)):
+            gradient, _, _ = _through_block(model.blocks[layer], inputs[layer], gradient)
+        patches = tokens.as_numpy(inputs[index])[:, config.num_prefix_tokens :]  # (B, N, D)
+        weights = gradient[:, config.num_prefix_tokens :].mean(1)  # (B, D)
+        maps[part] = np.maximum(np.einsum("bnd,bd->bn", patches, weights), 0)
+    return maps.reshape(-1, *config.grid)
+
+
+def attention_gradient(
+    model: ViT, images: Any, classes: int | Sequence[int] | None = None
+) -> np.ndarray:
+    """Attention times its gradient, followed through the layers.
+
+    A_l' = mean over heads of max(0, A_l * d logit / d A_l)
+    R <- R + A_l' R, from R = I, first layer to last
+
+    Args:
+        model: A `ViT` with a head. Its logits are explained, before any activation.
+        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
+        classes: The class to explain, one for all or one an image; None means each image's top
+            class. Where the head reads each token, its logit is the mean over the patches.
+
+    Returns:
+        float32 array `(B, rows, columns)`, 0 or greater, not normalised: what `R - I` has for the
+        tokens that the head reads, the class token or the mean over the pooled ones.
+
+    Reference:
+        arXiv 2103.15679, Eq. 5 and 6.
+    """
+    images, chosen = _checked(model, images, classes)
+    config = model.config
+    maps = np.zeros((len(images), *config.grid), "float32")
+    for part in tokens.batches(images, config):
+        inputs, gradient = _to_the_head(model, images[part], _of(chosen, part))
+        relevant: list[np.ndarray] = []
+        for layer in reversed(range(config.depth)):
+            gradient, weights, change = _through_block(model.blocks[layer], inputs[layer], gradient)
+            relevant.insert(0, np.maximum(weights * change, 0).mean(1))  # (B, T, T)
+        identity = np.eye(config.num_tokens, dtype="float32")
+        relevance = np.tile(identity, (len(relevant[0]), 1, 1))
+        for attended in relevant:
+            relevance += attended @ relevance
+        maps[part] = drawn_from_patches(relevance - identity, model)
+    return maps
+
+
+def _checked(model, images, classes):
+    """Checked images, and the classes as an array (B,) or None."""
+    tokens.check_model(model)
+    config = model.config
+    if not config.num_classes:
+        raise ValueError(
+            "model must have a head, whose logits are explained. Received: num_classes=0"
+        )
+    images = tokens.checked_images(images, config)
+    if classes is None:
+        return images, None
+    array = np.asarray(classes)
+    fits = array.dtype.kind in "iu" and array.shape in ((), (len(images),))
+    if not fits or array.min() < 0 or array.max() >= config.num_classes:
+        raise ValueError(
+            f"classes must be ints in [0, {config.num_classes - 1}], one or {len(images)} of them. "
+            f"Received: classes={classes!r}"
+        )
+    return images, np.broadcast_to(array, len(images))
+
+
+def _of(classes, part):
+    return None if classes is None else classes[part]
+
+
+def _to_the_head(model: ViT, images, classes) -> tuple[list[Any], np.ndarray]:
+    """The input of each block, and the gradient of the logit with respect to the last output."""
+    z = tokens.embedded(model, images)
+    inputs = []
+    for block in model.blocks:
+        inputs.append(z)
+        z = tokens.after(block, z)
+    if classes is None:
+        classes = tokens.as_numpy(_logits(model, z)).argmax(-1)
+    chosen = np.eye(model.config.num_classes, dtype="float32")[classes]  # (B, K)
+    scale = _largest(tokens.as_numpy(model.layers[-1].kernel))
+
+    def total(x):
+        return ops.sum(ops.multiply(_logits(model, x), chosen / scale)), None
+
+    gradient, _, _ = _gradients(total, z)
+    return inputs, gradient * scale
+
+
+def _logits(model: ViT, z):
+    """Logits (B, K) in float32 from the last block's tokens (B, T, D), without an activation."""
+    config: ViTConfig = model.config
+    layers = model.layers
+    for layer in layers[layers.index(model.blocks[-1]) + 1 : -1]:  # they stand in a row
+        z = layer(z, training=False)
+    head = layers[-1]
+    if config.classifier_activation in LINEAR:
+        z = head(z)
+    elif head.quantization_mode is None:
+        z = ops.matmul(ops.cast(z, head.kernel.dtype), head.kernel) + head.bias
+    else:
+        raise ValueError(
+            "classifier_activation must be None for the logits of a quantised model. "
+            f"Received: classifier_activation={config.classifier_activation!r}"
+        )
+    z = ops.cast(z, "float32")
+    return ops.mean(z[:, tokens.read_tokens(config)], axis=1) if config.pooling is None else z
+
+
+def _through_block(block, z, upstream):
+    """The gradient before a block from the one behind it, its attention weights and theirs."""
+    scale = _largest(upstream)
+    upstream = upstream / scale
+
+    def weighted(x):
+        y, scores = block(x, training=False, return_attention_scores=True)
+        return ops.sum(ops.multiply(ops.cast(y, "float32"), upstream)), scores
+
+    gradient, scores, change = _gradients(weighted, z)
+    return gradient * scale, scores, change * scale
+
+
+def _largest(values) -> np.float32:
+    """What a gradient is divided by on its way: half precision has no room for small numbers."""
+    return np.abs(values).max() or np.float32(1)
+
+
+def _gradients(function: Callable, x: Any) -> tuple[np.ndarray, Any, Any]:
+    """Derivatives of a number with respect to the input and to something on the way.
+
+    Args:
+        function: From `x` to the number and to a tensor that it was computed from, or None.
+        x: A tensor.
+
+    Returns:
+        The gradient of `x`; the tensor on the way and its gradient, or None and None.
+    """
+    backend = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
+    found = backend[keras.backend.backend()](function, x)
+    gradient, inner, change = (None if v is None else tokens.as_numpy(v) for v in found)
+    return np.asarray(gradient), inner, change
+
+
+def _tensorflow(function, x):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        number, inner = function(x)
+    wanted = [x] if inner is None else [x, inner]
+    gradient, *change = tape.gradient(number, wanted)
+    return gradient, inner, change[0] if change else None
+
+
+def _torch(function, x):
+    import torch
+
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        number, inner = function(x)
+    wanted = [x] if inner is None else [x, inner]
+    gradient, *change = torch.autograd.grad(number, wanted)
+    return gradient, inner, change[0] if change else None
+
+
+def _jax(function, x):
+    import jax
+    from jax.extend import core
+
+    program = jax.make_jaxpr(function)(x)
+    whole = program.jaxpr
+    if len(whole.outvars) == 1:
+        return jax.grad(lambda x: function(x)[0])(x), None, None
+    # No tape: the program is cut where the inner tensor is made, which becomes one more input.
+    cut = whole.outvars[1]
+    rest = whole.replace(
+        invars=[*whole.invars, cut],
+        eqns=[step for step in whole.eqns if cut not in step.outvars],
+        debug_info=whole.debug_info.with_unknown_names(),
+    )
+    behind = core.jaxpr_as_fun(core.ClosedJaxpr(rest, program.consts))
+
+    def number(x, shift):
+        inner = function(x)[1]
+        return behind(x, inner + shift)[0], inner
+
+    zero = jax.numpy.zeros(cut.aval.shape, cut.aval.dtype)
+    (gradient, change), inner = jax.grad(number, argnums=(0, 1), has_aux=True)(x, zero)
+    return gradient, inner, change

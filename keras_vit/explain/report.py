@@ -1,0 +1,295 @@
+"""One page on what a model sees in a picture: HTML with everything inside, to be clicked through.
+
+Python gathers the numbers; `page/` holds the page that draws them, without any other package.
+
+Shapes: L layers, h heads, T tokens, k of them in front of the patches, N = T - k patches.
+"""
+
+import base64
+import html
+import io
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_vit.explain import attention, embeddings, gradients, tokens
+from keras_vit.explain.panels import Picture, open_picture
+from keras_vit.model import ViT
+
+PAGE = Path(__file__).parent / "page"
+MOST_ATTENTION = 8 << 20
+"""Weights, of one byte each, that a page holds; of a larger model only one query's are kept."""
+MOST_SIMILARITIES = 4 << 20
+"""Cosines, of one byte each, that a page holds of pairs of patches."""
+MOST_CELLS = 16
+"""Maps of the position similarity along each axis; of a larger grid every second one, or fewer."""
+LONGEST = 800
+"""Pixels of the picture's longer side on the page."""
+SMALL = 200
+"""A picture up to this size is enlarged pixel by pixel."""
+FILTERS = 28
+
+
+def write_report(
+    model: ViT,
+    picture: Any,
+    path: str | os.PathLike,
+    *,
+    title: str | None = None,
+    top_k: int = 5,
+) -> Path:
+    """Writes a page that shows what a model sees in a picture.
+
+    It is one HTML file that needs no network: the prediction, attention by layer and head and query
+    token, rollout and gradient maps, how far heads look, position similarity, patch filters and
+    patch features. What a model does not have is left out. Attention of more than 8 MB (L * h * T *
+    N weights) is kept for the class token alone.
+
+    Args:
+        model: A `ViT`.
+        picture: One picture: a path, a PIL image, or an array `(H, W)` or `(H, W, C)` of pixels
+            from 0 to 255.
+        path: The file to write; it appears whole, in place of one that is there.
+        title: What stands above; by default the picture's file name.
+        top_k: Classes that are named, and explained by gradients.
+
+    Returns:
+        The path.
+
+    Example:
+
+    >>> keras_vit.explain.write_report(model, "cat.jpg", "report.html")
+    """
+    tokens.check_model(model)
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+        raise ValueError(f"top_k must be a positive int. Received: top_k={top_k!r}")
+    target = Path(path)
+    if target.is_dir():
+        raise ValueError(f"path must be a file, not a folder. Received: path={os.fspath(path)!r}")
+    opened = open_picture(picture, model.config)
+    if title is None:
+        named = isinstance(picture, str | os.PathLike)
+        title = os.path.basename(os.fspath(picture)) if named else "What the model sees"
+    _write(target, _filled({"title": title, **report_data(model, opened, top_k)}))
+    return target
+
+
+def report_data(model: ViT, picture: Picture, top_k: int = 5) -> dict[str, Any]:
+    """What the page draws, as JSON can hold it; None for what the model does not have."""
+    config, images = model.config, picture.images
+    classes = _best_classes(model, images, top_k)
+    has_positions = config.position_embedding != "none"
+    return {
+        "model": _facts(model),
+        "picture": _picture(picture),
+        "grid": config.grid,
+        "prefix": config.num_prefix_tokens,
+        "classToken": config.class_token,
+        "pooling": config.pooling,
+        "prediction": classes,
+        "attention": _attention(model, images),
+        "rollout": _map("rollout_map", attention.rollout_map(model, images)[0]),
+        "gradients": None if classes is None else _gradients(model, images, classes),
+        "distance": _table("attention_distance", attention.attention_distance(model, images)),
+        "entropy": _table("attention_entropy", attention.attention_entropy(model, images)),
+        "mostEntropy": math.log(config.num_tokens),
+        "positions": _positions(model) if has_positions else None,
+        "filters": _filters(model),
+        "features": _features(model, images),
+    }
+
+
+def _facts(model: ViT) -> str:
+    config = model.config
+    height, width, channels = config.input_shape
+    return (
+        f"{height} × {width} × {channels} pixels in patches of {config.patch_size[0]} × "
+        f"{config.patch_size[1]}, width {config.width}, {config.depth} layers of "
+        f"{config.num_heads} heads, {model.count_params() / 1e6:,.3g} M parameters"
+    )
+
+
+def _picture(picture: Picture) -> dict[str, Any]:
+    """The picture as a data URI, and what the model sees of it as shares of its sides."""
+    from PIL import Image
+
+    width, height = picture.size
+    image = Image.fromarray(picture.pixels)
+    small = max(width, height) <= SMALL
+    if not small:
+        image.thumbnail((LONGEST, LONGEST))
+    left, right, top, bottom = picture.seen
+    seen = [left / width, top / height, (right - left) / width, (bottom - top) / height]
+    return {
+        "source": _data_uri(image, "PNG" if small else "JPEG"),
+        "size": [width, height],
+        "shown": list(image.size),
+        "small": small,
+        "seen": seen,
+    }
+
+
+def _best_classes(model: ViT, images: np.ndarray, top_k: int) -> list[dict[str, Any]] | None:
+    """The best classes and their scores; None where the model names none."""
+    config = model.config
+    if not config.num_classes or config.pooling is None:
+        return None
+    scores = ops.cast(model(images, training=False), "float32")
+    if config.classifier_activation in (None, "linear"):
+        scores = ops.softmax(scores)
+    row = _finite("scores", tokens.as_numpy(scores))[0]
+    labels = config.labels or [str(i) for i in range(config.num_classes)]
+    best = np.argsort(-row, kind="stable")[:top_k].tolist()
+    return [{"class": i, "label": labels[i], "score": float(row[i])} for i in best]
+
+
+def _attention(model: ViT, images: np.ndarray) -> dict[str, Any]:
+    """What queries draw from patches: every token's, or where that is too much one query's."""
+    config = model.config
+    rows = config.depth * config.num_heads * config.num_patches
+    whole = rows * config.num_tokens <= MOST_ATTENTION
+    if whole:
+        drawn = attention.attention_maps(model, images)[:, 0, ..., config.num_prefix_tokens :]
+    else:
+        drawn = attention.class_token_maps(model, images)[:, 0]
+        drawn = drawn.reshape(*drawn.shape[:2], 1, -1)
+    drawn = _finite("attention", drawn)  # (L, h, T or 1, N)
+    peaks = drawn.max(-1)
+    return {
+        "layers": config.depth,
+        "heads": config.num_heads,
+        "queries": drawn.shape[2],
+        "whole": whole,
+        "limit": MOST_ATTENTION >> 20,
+        "levels": _bytes(_levels(drawn, peaks[..., None])),
+        "peaks": _bytes(peaks.astype("<f4")),
+        "sums": _bytes(drawn.sum(-1).astype("<f4")),
+    }
+
+
+def _gradients(
+    model: ViT, images: np.ndarray, classes: list[dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """A map of each class by each method."""
+    numbers = [found["class"] for found in classes]
+    repeated = np.repeat(images, len(numbers), axis=0)
+    return {
+        name: [_map(name, one) for one in function(model, repeated, numbers)]
+        for name, function in (
+            ("gradCam", gradients.grad_cam),
+            ("attentionGradient", gradients.attention_gradient),
+        )
+    }
+
+
+def _positions(model: ViT) -> dict[str, Any]:
+    """Similarities of some positions, in rows and columns, with all of them."""
+    similarity = embeddings.position_similarity(model)
+    rows, columns = (
+        np.arange(0, size, -(-size // MOST_CELLS)).tolist() for size in similarity.shape[:2]
+    )
+    some = _finite("position_similarity", similarity[rows][:, columns])
+    low = float(some.min())
+    return {
+        "rows": rows,
+        "columns": columns,
+        "low": low,
+        "levels": _bytes(_levels(some - low, 1 - low)),
+    }
+
+
+def _filters(model: ViT) -> dict[str, Any] | None:
+    """The filters as RGB; None where their channels are neither grey nor red, green and blue."""
+    if model.config.in_channels not in (1, 3):
+        return None
+    filters = _finite("patch_filters", embeddings.patch_filters(model, FILTERS))
+    colours = np.broadcast_to(filters, (*filters.shape[:3], 3))
+    return {
+        "count": len(filters),
+        "size": list(filters.shape[1:3]),
+        "levels": _bytes(_levels(colours, 1.0)),
+    }
+
+
+def _features(model: ViT, images: np.ndarray) -> dict[str, Any]:
+    """The patch tokens as colours, and their similarities where these are not too many."""
+    config = model.config
+    colours = similarity = None
+    if min(config.width, config.num_patches) >= 3:  # as many components
+        colours = _bytes(_levels(_finite("patch_pca", embeddings.patch_pca(model, images)), 1.0))
+    if config.num_patches**2 <= MOST_SIMILARITIES:
+        cosines = _finite("region_similarity", embeddings.region_similarity(model, images))
+        similarity = _bytes(_levels(np.maximum(cosines, 0), 1.0))
+    return {"colours": colours, "similarity": similarity}
+
+
+# -- numbers as text
+
+
+def _map(name: str, values: np.ndarray) -> dict[str, Any]:
+    peak = float(_finite(name, values).max())
+    return {"peak": peak, "levels": _bytes(_levels(values, peak))}
+
+
+def _levels(values: np.ndarray, high: Any) -> np.ndarray:
+    """Values in [0, high] as 0 to 255."""
+    scaled = values * (255 / np.where(np.asarray(high) > 0, high, 1))
+    return np.clip(np.round(scaled), 0, 255).astype("uint8")
+
+
+def _table(name: str, values: np.ndarray) -> list[list[float]]:
+    return [[round(float(v), 4) for v in row] for row in _finite(name, values)]
+
+
+def _finite(name: str, values: np.ndarray) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise ValueError(f"model must give finite {name}. Received: NaN or infinite ones")
+    return values
+
+
+def _bytes(values: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
+
+
+def _data_uri(image: Any, kind: str) -> str:
+    file = io.BytesIO()
+    image.save(file, kind, quality=88)
+    content = base64.b64encode(file.getvalue()).decode("ascii")
+    return f"data:image/{kind.lower()};base64,{content}"
+
+
+# -- the file
+
+
+def _filled(data: dict[str, Any]) -> str:
+    """The page with its style, script and data."""
+    title = data["title"].encode("utf-8", "replace").decode("utf-8")
+    # Inside a script element nothing is escaped, and "</script>" or "<!--" would end it.
+    text = json.dumps(data, allow_nan=False)
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    parts = {
+        "title": html.escape(title),
+        "style": (PAGE / "style.css").read_text(encoding="utf-8"),
+        "script": (PAGE / "script.js").read_text(encoding="utf-8"),
+        "data": text,
+    }
+    template = (PAGE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _write(target: Path, content: str) -> None:
+    """Beside it and then moved, so that no half page has its name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+    try:
+        temporary.write_text(content, encoding="utf-8", newline="\n")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

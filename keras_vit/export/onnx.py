@@ -1,0 +1,290 @@
+"""A model as an ONNX file: standard operators, verified in ONNX Runtime, there when complete."""
+
+import dataclasses
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.export.fuse import Norm, check_model, fold
+from keras_vit.export.one_file import check_file, new_file
+from keras_vit.export.onnx_graph import (
+    DTYPES,
+    IMAGES,
+    MAX_BYTES,
+    OPSET,
+    PROBABILITIES,
+    import_onnx,
+    to_onnx,
+)
+from keras_vit.export.verify import (
+    Verification,
+    checked_pictures,
+    float32_model,
+    latencies,
+    made_pictures,
+    verify_export,
+)
+from keras_vit.model import ViT
+from keras_vit.preprocessing import normalised
+from keras_vit.runtime import KerasRuntime
+from keras_vit.runtime.base import probability_function
+from keras_vit.runtime.onnx import FORMAT, RECORD, OnnxRuntime
+
+BOUNDS = {"float32": 1e-5, "float16": 0.005}
+"""The largest difference from the model, as a share of the logits' range."""
+
+FILE = ".onnx"
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """What was written, and what was seen when it was verified."""
+
+    path: Path
+    dtype: str
+    """Of the weights and the products."""
+    opset: int
+    size: int
+    """Bytes."""
+    latency: float
+    """Milliseconds for one image in ONNX Runtime, the shortest of several."""
+    plain_latency: float
+    """The same for the model itself in float32 on Keras' backend, measured in turns with it."""
+    verification: Verification
+
+
+def export_onnx(
+    model: ViT,
+    path: str | os.PathLike,
+    *,
+    dtype: str = "float32",
+    labels: Sequence[str] | None = None,
+    activation: str | None = None,
+    images: str = "float32",
+    opset: int = OPSET,
+    bound: float | None = None,
+    verify: Any = None,
+    overwrite: bool = False,
+) -> Export:
+    """Writes a model as an `.onnx` file for ONNX Runtime and others that read the format.
+
+    The model is folded and written operator by operator, on whatever backend it is. Before the
+    file gets its name ONNX' own checker reads it, and it is run and compared with the model; where
+    they differ by too much, `ValueError` says so and nothing is left.
+
+    | | name | shape, B is any number |
+    |---|---|---|
+    | input | `images` | (B, H, W, C) |
+    | outputs | `logits`, `probabilities` | (B, K), with `pooling=None` (B, T, K) |
+    | | `features`, what the head reads | (B, D), with `pooling=None` (B, T, D) |
+
+    A model without a head gives `features` alone. Outputs are in float32 whatever `dtype` is. The
+    file's metadata holds the config, the labels and how pixels become images; no other file belongs
+    to it, so it must stay below 2 GB: up to ViT-L in float32, up to ViT-g/14 in float16.
+
+    Args:
+        model: A `ViT` on any backend, not quantised. LoRA is merged.
+        path: The file, ending in `.onnx`.
+        dtype: "float32", or "float16" for half the size: LayerNorm and softmax then still compute
+            in float32. ONNX Runtime takes float16 for processors that lack it back to float32, as
+            fast and as large in memory as a file in float32; a GPU multiplies in float16.
+        labels: Names of the classes; None means the config's, if it has any.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
+            `classifier_activation` if that is sigmoid, otherwise softmax.
+        images: "float32" if the input is what the model takes, "uint8" if it is pixels of the
+            model's size, which are then normalised inside.
+        opset: The version of ONNX' operators: 20, the first with GELU, or a newer one that the
+            installed ONNX Runtime knows.
+        bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
+            float32 and 0.005 in float16.
+        verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
+            floats as the model takes them; made pictures by default.
+        overwrite: Whether a file that is there is replaced.
+
+    Returns:
+        An `Export`: path, size, latency and the verification.
+
+    Example:
+
+    >>> export = keras_vit.export_onnx(model, "flowers.onnx")
+    >>> session = onnxruntime.InferenceSession("flowers.onnx")
+    >>> (logits,) = session.run(["logits"], {"images": images})
+    """
+    check_model(model)
+    config = model.config
+    target = check_file(path, FILE, overwrite)
+    for name, value, allowed in (
+        ("dtype", dtype, DTYPES),
+        ("activation", activation, (None, *PROBABILITIES)),
+        ("images", images, IMAGES),
+    ):
+        if value not in allowed:
+            known = ", ".join(map(repr, allowed))
+            raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
+    names = _labels(config, labels)
+    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
+        raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
+    pictures = None if verify is None else checked_pictures(verify, config, images)
+    onnx = import_onnx()
+    newest = onnx.defs.onnx_opset_version()
+    if not isinstance(opset, int) or isinstance(opset, bool) or not OPSET <= opset <= newest:
+        raise ValueError(
+            f"opset must be an int from {OPSET} to {newest}. Received: opset={opset!r}"
+        )
+    _check_size(model, dtype)
+
+    record = {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "labels": names,
+        "activation": activation or probability_function(config),
+        "dtype": dtype,
+        "images": images,
+        "versions": _versions(),
+    }
+    made = to_onnx(
+        fold(model),
+        dtype=dtype,
+        images=images,
+        activation=record["activation"],
+        opset=opset,
+        gain=gain_of_features(model),
+    )
+    _describe(made, record)
+    reference = KerasRuntime(float32_model(model))
+    with new_file(target) as beside:
+        beside.write_bytes(made.SerializeToString(deterministic=True))
+        del made
+        onnx.checker.check_model(os.fspath(beside), full_check=True)
+        exported = OnnxRuntime(beside)
+        if bound is None:
+            bound = BOUNDS[dtype]
+        verification = verify_export(reference, exported, bound, pictures)
+        latency, plain_latency = _latencies(exported, reference.model)
+        size = beside.stat().st_size
+    return Export(
+        path=target,
+        dtype=dtype,
+        opset=opset,
+        size=size,
+        latency=latency,
+        plain_latency=plain_latency,
+        verification=verification,
+    )
+
+
+def gain_of_features(model: ViT) -> Norm | None:
+    """The gain and offset of the last norm where `fold` moves them into the head, or None.
+
+    `features` are what the head of the model reads, so there they are applied after all.
+    """
+    config = model.config
+    in_head = config.num_classes and config.representation_size is None
+    if not in_head or config.final_norm == "none":
+        return None
+    layer = model.get_layer("encoder_norm")
+    scale, offset = (
+        np.asarray(keras.ops.convert_to_numpy(v.value), "float32")
+        for v in (layer.gamma, layer.beta)
+    )
+    return Norm(layer.epsilon, scale, offset)
+
+
+# -- the arguments
+
+
+def _labels(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | None:
+    if labels is None:
+        return None if config.labels is None else list(config.labels)
+    if isinstance(labels, str):  # a sequence too, of its letters
+        raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
+    names = list(labels)
+    if len(names) != config.num_classes:
+        raise ValueError(
+            f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
+        )
+    for label in names:  # each is a line of the metadata
+        if not isinstance(label, str) or not label.strip() or not label.isprintable():
+            raise ValueError(f"labels must be printable names. Received: {label!r}")
+    return names
+
+
+def _check_size(model: ViT, dtype: str) -> None:
+    """Before the weights are copied, for that takes as much memory again."""
+    size = model.count_params() * np.dtype(dtype).itemsize
+    if size > MAX_BYTES:
+        half = model.count_params() * np.dtype("float16").itemsize
+        fits = "dtype='float16' does" if half <= MAX_BYTES else "no dtype does"
+        raise ValueError(
+            f"model must fit in an ONNX file of 2 GB, and {fits}. Received: dtype={dtype!r} with "
+            f"{size / 1e9:.1f} GB of weights"
+        )
+
+
+# -- the file
+
+
+def _describe(made: Any, record: dict[str, Any]) -> None:
+    """What the file says of itself: to us as JSON, to people in the fields that viewers show."""
+    onnx, config = import_onnx(), ViTConfig.from_dict(record["config"])
+    (height, width), (rows, columns) = config.image_size, config.patch_size
+    made.producer_name = "keras_vit"
+    made.producer_version = record["versions"]["keras_vit"]
+    made.doc_string = (
+        f"Vision Transformer (arXiv 2010.11929) for images of {height}x{width}: {config.depth} "
+        f"blocks of width {config.width}, patches of {rows}x{columns}. Folded for inference: "
+        f"weights of LayerNorm, LayerScale and LoRA are in the products beside them."
+    )
+    pixels = f"(pixel / 255 - mean) / std, mean {config.pixel_mean}, std {config.pixel_std}"
+    taken = "uint8 pixels, normalised inside" if record["images"] == "uint8" else pixels
+    axes = "(batch, height, width, channels)"
+    made.graph.input[0].doc_string = f"{axes}: {taken}"
+    texts = {
+        "logits": "a number a class, before any activation",
+        "probabilities": f"{record['activation']} of the logits",
+        "features": "what the head reads",
+    }
+    for output in made.graph.output:
+        output.doc_string = texts[output.name]
+    fields = {
+        RECORD: json.dumps(record, ensure_ascii=False),
+        "images": f"{axes}: {taken}",
+        "resize": f"{config.resize_method}, to {height}x{width}"
+        + ("" if config.crop_fraction is None else f", centre crop {config.crop_fraction}"),
+        "weights": record["dtype"],
+    }
+    if record["labels"] is not None:
+        fields["labels"] = "\n".join(record["labels"])
+    onnx.helper.set_model_props(made, fields)
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {
+        "keras_vit": importlib.import_module("keras_vit").__version__,
+        "keras": keras.__version__,
+        **{name: version(name) for name in ("onnx", "onnxruntime")},
+    }
+
+
+def _latencies(exported: OnnxRuntime, model: ViT) -> list[float]:
+    """Milliseconds for one image: of the file, and of the model itself."""
+    pixels = made_pictures(model.config, 1)
+    floats = normalised(pixels, model.config)
+    images = pixels if exported.images == "uint8" else floats
+    plain = model.predict_on_batch
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Faster on a processor than what `predict` compiles.
+        function = tf.function(lambda x: model(x, training=False), autograph=False)
+        floats, plain = tf.constant(floats), function
+    return latencies([lambda: exported.run(images), lambda: plain(floats)])

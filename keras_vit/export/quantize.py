@@ -1,0 +1,304 @@
+"""A float32 .tflite file made small and fast: float16 or int8 weights, int8 or float activations.
+
+What is quantised is the layers, that is the products with constant kernels: they are nearly all of
+a file's bytes and of its time. Between them everything stays in float32: the residual stream,
+LayerNorm, attention's scores, softmax and GELU. In int8 these are where a ViT loses its accuracy,
+and its speed too, as XNNPACK leaves most of them to slower kernels.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.preprocessing import normalised
+from keras_vit.runtime.tflite import IDENTIFIER
+
+MODES = ("float16", "dynamic", "int8")
+PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
+BETWEEN = (
+    "ADD BATCH_MATMUL GELU LOGISTIC MEAN MUL PAD RESHAPE RSQRT SOFTMAX SQUARED_DIFFERENCE "
+    "STRIDED_SLICE SUB TANH TRANSPOSE"
+).split()
+"""Kinds of operators between the products that have an int8 form too, which `quantise` leaves."""
+ENDS = ("patches", "head")
+"""Layers whose activations keep their range at each call: what reads pixels, what writes logits."""
+
+Ranges = Mapping[str, tuple[float, float]]
+"""The smallest and the largest value of activations, by the names of their tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """An operator of a file."""
+
+    kind: str
+    """Such as "FULLY_CONNECTED"."""
+    layer: str | None
+    """The path of the model's layer, such as "encoder_block_3/mlp/dense_1", of a product."""
+    kernel: Any
+    """Of a product: an array."""
+    activations: Mapping[int, str]
+    """The float tensors that are computed at run time, and that it reads or writes."""
+    scope: str
+    """Its name: those of what it writes."""
+
+
+def quantise(
+    content: bytes,
+    mode: str,
+    *,
+    calibration: Any = None,
+    float_layers: Collection[str] = (),
+) -> bytes:
+    """Quantises a float32 .tflite file.
+
+    | mode | kernels | activations at a product |
+    |---|---|---|
+    | "float16" | float16 | float32 |
+    | "dynamic" | int8, a scale for each output | int8, scaled anew at each call |
+    | "int8" | int8, a scale for each output | int8 in ranges seen on `calibration` |
+
+    In "int8" the patch projection and the head are as in "dynamic": logits in 256 steps would tie.
+    Everything else is float32 in all modes.
+
+    Args:
+        content: The file, as `to_float32_tflite` makes it.
+        mode: "float16", "dynamic" or "int8".
+        calibration: For "int8": images as the file takes them, `(count, H, W, C)`, of the kind
+            that it will see; a hundred are enough.
+        float_layers: Layers that stay as they are, such as "encoder_block_3/mlp/dense_1"; or
+            "encoder_block_3" for all of them in there.
+
+    Returns:
+        The quantised file.
+    """
+    if mode not in MODES:
+        known = ", ".join(map(repr, MODES))
+        raise ValueError(f"mode must be one of {known}. Received: mode={mode!r}")
+    if (calibration is not None) != (mode == "int8"):
+        raise ValueError(
+            "calibration must be images for mode='int8', and None for another. "
+            f"Received: mode={mode!r}, calibration={_described(calibration)}"
+        )
+    layers = layer_names(content)
+    kept = _kept(float_layers, layers)
+    ranges = measure_ranges(content, calibration) if mode == "int8" else {}
+    how = {name: mode_of(name, mode) for name in layers if name not in kept}
+    return quantise_layers(content, how, ranges)
+
+
+def layer_names(content: bytes) -> tuple[str, ...]:
+    """The layers that can be quantised, in the order in which they run."""
+    return tuple(dict.fromkeys(o.layer for o in read_operators(content) if o.layer is not None))
+
+
+def mode_of(layer: str, mode: str) -> str:
+    """How `quantise` treats a layer in a mode."""
+    return "dynamic" if mode == "int8" and layer.split("/")[0] in ENDS else mode
+
+
+def calibration_images(images: Any, config: ViTConfig, takes: str) -> np.ndarray:
+    """Images to calibrate with as the file takes them, or an error before any work is done.
+
+    Args:
+        images: Floats as the model takes them, or uint8 pixels of its size.
+        config: The model's.
+        takes: "float32" or "uint8", what the file's `images` are.
+    """
+    array = np.asarray(images)
+    allowed = "uint8 pixels" if takes == "uint8" else "floats as the model takes them or uint8"
+    known = array.dtype == np.uint8 or (takes != "uint8" and array.dtype.kind == "f")
+    if not known or array.ndim != 4 or array.shape[1:] != config.input_shape or not len(array):
+        shape = ", ".join(map(str, config.input_shape))
+        raise ValueError(
+            f"calibration must be at least one image (count, {shape}) of {allowed}, for "
+            f"images={takes!r}. Received: {_described(images)}"
+        )
+    _check_finite(array)
+    if takes == "uint8":
+        return array
+    return normalised(array, config) if array.dtype == np.uint8 else array.astype("float32")
+
+
+def read_operators(content: bytes) -> tuple[Operator, ...]:
+    """The operators of a file, in the order in which they run."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    if content[4:8] != IDENTIFIER:
+        raise ValueError(
+            f"content must be a TFLite file. Received: {len(content)} bytes of something else"
+        )
+
+    names = {value: name for name, value in vars(schema.BuiltinOperator).items() if name.isupper()}
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    graph = model.subgraphs[0]
+    found = []
+    for operator in graph.operators:
+        code = model.operatorCodes[operator.opcodeIndex]
+        kind = names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+        tensors = {i: graph.tensors[i] for i in (*operator.inputs, *operator.outputs) if i >= 0}
+        constants = {
+            i: model.buffers[t.buffer].data
+            for i, t in tensors.items()
+            if model.buffers[t.buffer].data is not None
+        }
+        layer = kernel = None
+        if kind in PRODUCTS and operator.inputs[1] in constants:
+            weight = tensors[operator.inputs[1]]
+            if weight.type != schema.TensorType.FLOAT32:
+                raise ValueError(
+                    "content must be a float32 file, not one that is quantised. Received: a kernel "
+                    f"{weight.name.decode()!r} of another type"
+                )
+            layer = weight.name.decode().split(";")[0].rpartition("/")[0]
+            data = np.asarray(constants[operator.inputs[1]], "uint8")
+            kernel = data.view("float32").reshape(weight.shape)
+        floats = {
+            int(i): t.name.decode()
+            for i, t in tensors.items()
+            if i not in constants and t.type == schema.TensorType.FLOAT32
+        }
+        scope = ";".join(graph.tensors[i].name.decode() for i in operator.outputs) + ";"
+        found.append(Operator(kind, layer, kernel, floats, scope))
+    return tuple(found)
+
+
+def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
+    """The range of every activation that an operator reads or writes, over all images.
+
+    Args:
+        content: A float32 file.
+        images: As the file takes them, `(count, H, W, C)`, in any number.
+    """
+    from ai_edge_litert.interpreter import Interpreter
+
+    wanted = {}
+    for operator in read_operators(content):
+        wanted |= operator.activations
+    with _quiet():
+        interpreter = Interpreter(model_content=content, experimental_preserve_all_tensors=True)
+    (entry,) = interpreter.get_input_details()
+    images = _as_taken(images, entry)
+    batch = int(entry["shape"][0])  # 1 where it takes any number
+    interpreter.allocate_tensors()
+    low = dict.fromkeys(wanted.values(), float("inf"))
+    high = dict.fromkeys(wanted.values(), float("-inf"))
+    for start in range(0, len(images), batch):
+        # What is missing in the last batch is made up with the first images: ranges do not change.
+        places = np.arange(start, start + batch) % len(images)
+        interpreter.set_tensor(entry["index"], images[places])
+        interpreter.invoke()
+        for index, name in wanted.items():
+            values = interpreter.get_tensor(index)
+            low[name] = min(low[name], float(values.min()))
+            high[name] = max(high[name], float(values.max()))
+    return {name: (low[name], high[name]) for name in low}
+
+
+def quantise_layers(
+    content: bytes, how: Mapping[str, str], ranges: Ranges, kinds: Collection[str] = ()
+) -> bytes:
+    """Quantises some layers of a file, each in a mode of its own.
+
+    Args:
+        content: A float32 file.
+        how: The mode of each layer that is to be quantised; the others stay as they are.
+        ranges: Of `measure_ranges`, where a mode is "int8".
+        kinds: Those of `BETWEEN` that get int8 activations too.
+    """
+    try:
+        from ai_edge_quantizer import algorithm_manager, qtyping, quantizer
+    except ImportError as error:
+        raise ImportError(
+            "ai-edge-quantizer must be installed to quantise TFLite files: "
+            "pip install 'keras3-vit[export]'"
+        ) from error
+
+    tool = quantizer.Quantizer(bytearray(content))
+    names = qtyping.TFLOperationName
+    for operator in read_operators(content):
+        if operator.kind not in (*PRODUCTS, *kinds):
+            continue
+        place = (f"^{re.escape(operator.scope)}$", names[operator.kind])
+        mode = how.get(operator.layer) if operator.layer is not None else None
+        if mode == "float16":
+            _check_float16(operator)
+            cast = algorithm_manager.AlgorithmName.FLOAT_CASTING
+            tool.add_weight_only_config(*place, num_bits=16, algorithm_key=cast)
+        elif mode == "dynamic":
+            tool.add_dynamic_config(*place, num_bits=8)
+        elif mode == "int8" or operator.kind in kinds:
+            tool.add_static_config(*place, activation_num_bits=8, weight_num_bits=8)
+    if not tool.get_quantization_recipe():
+        return content
+    seen = {name: {"min": np.array([a]), "max": np.array([b])} for name, (a, b) in ranges.items()}
+    with _quiet():
+        result = tool.quantize(
+            seen or None, enable_progress_bar=False, enable_progress_report=False
+        )
+    return bytes(result.quantized_model or b"")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars, and without a warning that keeping all activations takes memory."""
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Enabling `experimental_preserve_all_tensors`")
+        yield
+
+
+def _kept(float_layers: Collection[str], layers: tuple[str, ...]) -> set[str]:
+    if isinstance(float_layers, str):  # a collection too, of its letters
+        raise ValueError(
+            f"float_layers must be a list of names. Received: float_layers={float_layers!r}"
+        )
+    kept = set()
+    for name in float_layers:
+        inside = {layer for layer in layers if f"{layer}/".startswith(f"{name}/")}
+        if not inside:
+            raise ValueError(
+                f"float_layers must name layers of the file, which are {', '.join(layers)}. "
+                f"Received: {name!r}"
+            )
+        kept |= inside
+    return kept
+
+
+def _as_taken(images: Any, entry: Mapping[str, Any]) -> np.ndarray:
+    array = np.asarray(images)
+    shape = tuple(entry["shape"][1:].tolist())
+    if array.dtype != entry["dtype"] or array.shape[1:] != shape or not len(array):
+        raise ValueError(
+            f"calibration must be at least one image (count, {', '.join(map(str, shape))}) of "
+            f"{np.dtype(entry['dtype'])}, as the file takes them. Received: {_described(images)}"
+        )
+    _check_finite(array)
+    return array
+
+
+def _check_finite(array: np.ndarray) -> None:
+    if not np.isfinite(array).all():
+        raise ValueError("calibration must hold finite numbers. Received: NaN or infinite ones")
+
+
+def _check_float16(operator: Operator) -> None:
+    largest = float(np.abs(operator.kernel).max())
+    if largest > float(np.finfo("float16").max):
+        raise ValueError(
+            "content must have kernels that float16 can hold, or name those that cannot in "
+            f"float_layers. Received: {largest:.4g} in {operator.layer!r}"
+        )
+
+
+def _described(images: Any) -> str:
+    if images is None:
+        return "None"
+    array = np.asarray(images)
+    return f"shape {array.shape}, {array.dtype}"

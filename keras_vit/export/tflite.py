@@ -1,0 +1,296 @@
+"""A model as a TFLite file for phones and browsers: small, fast, verified, there when complete."""
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit.config import ViTConfig
+from keras_vit.export.accuracy import Drop, check_drop
+from keras_vit.export.fuse import check_model, fold
+from keras_vit.export.one_file import check_file, new_file
+from keras_vit.export.quantize import calibration_images, quantise
+from keras_vit.export.tflite_graph import IMAGES, OUTPUTS, PROBABILITIES, to_float32_tflite
+from keras_vit.export.tflite_metadata import add_metadata
+from keras_vit.export.verify import (
+    Verification,
+    checked_pictures,
+    float32_model,
+    latencies,
+    made_pictures,
+    verify_export,
+)
+from keras_vit.model import ViT
+from keras_vit.preprocessing import normalised
+from keras_vit.runtime import KerasRuntime
+from keras_vit.runtime.base import probability_function
+from keras_vit.runtime.tflite import FORMAT, TFLiteRuntime
+
+BOUNDS = {None: 1e-5, "float16": 5e-3, "dynamic": 0.1, "int8": 0.3}
+"""The largest difference from the model by `quantize`, as a share of the logits' range."""
+
+FILE = ".tflite"
+CALIBRATED = 64  # images of `calibration` that an int8 file is compared on
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """What was written, and what was seen when it was verified."""
+
+    path: Path
+    quantize: str | None
+    """None, "float16", "dynamic" or "int8"."""
+    size: int
+    """Bytes."""
+    latency: float
+    """Milliseconds for one image on one thread, the shortest of several."""
+    plain_latency: float
+    """The same for the model itself on Keras' backend, measured in turns with it."""
+    verification: Verification
+    accuracy: Drop | None = None
+    """The model's accuracy and the file's on `accuracy_data`, or None."""
+
+
+def export_tflite(
+    model: ViT,
+    path: str | os.PathLike,
+    *,
+    quantize: str | None = None,
+    batch_size: int | None = 1,
+    labels: Sequence[str] | None = None,
+    activation: str | None = None,
+    output: str = "probabilities",
+    images: str = "float32",
+    description: str | None = None,
+    calibration: Any = None,
+    float_ops: Sequence[str] = (),
+    accuracy_data: Any = None,
+    max_drop: float = 1.0,
+    bound: float | None = None,
+    verify: Any = None,
+    overwrite: bool = False,
+) -> Export:
+    """Writes a model as a `.tflite` file of built-in operators, with what apps read beside it.
+
+    The model is folded and converted by TensorFlow, whatever backend it is on. Before the file gets
+    its name it is run and compared with the model; where they differ by too much, or
+    the file is less accurate than asked for, `ValueError` says so and nothing is left.
+
+    The file has one input, `images`, and one output. Its metadata says how pixels become the input
+    and what the classes are called, so that `mediapipe.tasks.vision.ImageClassifier` opens it.
+
+    | `quantize` | weights | computes in |
+    |---|---|---|
+    | None | float32 | float32 |
+    | "float16" | float16, half the size | float32 |
+    | "dynamic" | int8, a quarter | int8 products, scaled by each input; the rest float32 |
+    | "int8" | int8, a quarter | int8 products, scaled by `calibration`; the rest float32 |
+
+    Args:
+        model: A `ViT` on any backend, not quantised. LoRA is merged.
+        path: The file, ending in `.tflite`.
+        quantize: None, "float16", "dynamic" or "int8".
+        batch_size: Images at a time; None means any number, which an app must then choose. The Task
+            libraries want 1.
+        labels: Names of the classes; None means the config's, if it has any.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
+            `classifier_activation` if that is sigmoid, otherwise softmax.
+        output: "probabilities", "logits" or "features", what the head reads. A model without a head
+            has features alone.
+        images: "float32" if the input is what the model takes, "uint8" if it is pixels of the
+            model's size, which are then normalised inside.
+        description: What the model is, for people.
+        calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
+            `images="float32"` floats as the model takes them. A hundred are enough.
+        float_ops: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
+        accuracy_data: Images and their classes, `(images, labels)` or batches of them: the file
+            must classify them as well as the model.
+        max_drop: Points of accuracy that the file may lose on them.
+        bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
+            float32, 0.005 in float16, 0.1 in dynamic and 0.3 in int8. In int8 that finds only what
+            is broken: `accuracy_data` says what it costs.
+        verify: Images to compare on, as for `calibration`. None means made pictures, and in int8,
+            which knows no other kind, those of `calibration`.
+        overwrite: Whether a file that is there is replaced.
+
+    Returns:
+        An `Export`: path, size, latency, the verification and the accuracy.
+
+    Example:
+
+    >>> export = keras_vit.export_tflite(model, "flowers.tflite", quantize="dynamic")
+    >>> export.size, export.latency
+    """
+    check_model(model)
+    config = model.config
+    target = check_file(path, FILE, overwrite)
+    for name, value, allowed in (
+        ("quantize", quantize, tuple(BOUNDS)),
+        ("activation", activation, (None, *PROBABILITIES)),
+        ("output", output, OUTPUTS),
+        ("images", images, IMAGES),
+    ):
+        if value not in allowed:
+            known = ", ".join(map(repr, allowed))
+            raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
+    names = _labels(config, labels)
+    _check_head(config, output, accuracy_data)
+    _check_numbers(batch_size, max_drop, bound)
+    if description is not None and (not isinstance(description, str) or not description.strip()):
+        raise ValueError(f"description must be a text. Received: description={description!r}")
+    pictures = None if verify is None else checked_pictures(verify, config, images)
+    _check_quantising(quantize, calibration, float_ops)
+    if calibration is not None:
+        calibration = calibration_images(calibration, config, images)
+        pictures = calibration[:CALIBRATED] if pictures is None else pictures
+
+    activation = activation or probability_function(config)
+    reference = KerasRuntime(float32_model(model))
+    source = _headless(reference.model) if output == "features" else model
+    content = to_float32_tflite(
+        fold(source), batch_size=batch_size, output=output, images=images, activation=activation
+    )
+    if quantize:
+        content = quantise(content, quantize, calibration=calibration, float_layers=float_ops)
+    record = {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "labels": names,
+        "activation": activation,
+        "output": output,
+        "images": images,
+        "quantize": quantize,
+        "versions": _versions(),
+    }
+    description = description or f"A Vision Transformer ({_size(config)}), made by keras_vit"
+    content = add_metadata(content, record, target.stem, description)
+    with new_file(target) as beside:
+        beside.write_bytes(content)
+        exported = TFLiteRuntime(beside)
+        if bound is None:
+            bound = BOUNDS[quantize]
+        verification = verify_export(reference, exported, bound, pictures)
+        accuracy = None
+        if accuracy_data is not None:
+            accuracy = check_drop(reference, exported, accuracy_data, max_drop)
+        latency, plain_latency = _latencies(exported, reference.model)
+    return Export(
+        path=target,
+        quantize=quantize,
+        size=len(content),
+        latency=latency,
+        plain_latency=plain_latency,
+        verification=verification,
+        accuracy=accuracy,
+    )
+
+
+# -- the arguments
+
+
+def _labels(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | None:
+    if labels is None:
+        return None if config.labels is None else list(config.labels)
+    if isinstance(labels, str):  # a sequence too, of its letters
+        raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
+    names = list(labels)
+    if len(names) != config.num_classes:
+        raise ValueError(
+            f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
+        )
+    for label in names:  # each is a line of a file
+        if not isinstance(label, str) or not label.strip() or not label.isprintable():
+            raise ValueError(f"labels must be printable names. Received: {label!r}")
+    return names
+
+
+def _check_head(config: ViTConfig, output: str, accuracy_data: Any) -> None:
+    if output != "features" and not config.num_classes:
+        raise ValueError(
+            "output must be 'features' for a model without a head. "
+            f"Received: output={output!r}, num_classes=0"
+        )
+    if accuracy_data is not None and (output == "features" or config.pooling is None):
+        raise ValueError(
+            "accuracy_data must be None where the file gives no classes of an image. "
+            f"Received: output={output!r}, pooling={config.pooling!r}"
+        )
+
+
+def _check_numbers(batch_size: Any, max_drop: Any, bound: Any) -> None:
+    if batch_size is not None and (
+        not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1
+    ):
+        raise ValueError(
+            f"batch_size must be a positive int or None. Received: batch_size={batch_size!r}"
+        )
+    if not isinstance(max_drop, int | float) or not max_drop >= 0:
+        raise ValueError(f"max_drop must be a number of at least 0. Received: max_drop={max_drop}")
+    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
+        raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
+
+
+def _check_quantising(quantize: str | None, calibration: Any, float_ops: Any) -> None:
+    if (calibration is None) == (quantize == "int8"):
+        rule = "be typical images" if quantize == "int8" else "be None"
+        raise ValueError(
+            f"calibration must {rule} for quantize={quantize!r}. "
+            f"Received: calibration={'None' if calibration is None else '...'}"
+        )
+    if isinstance(float_ops, str) or (float_ops and not quantize):
+        raise ValueError(
+            "float_ops must be names of layers, and None without quantize. "
+            f"Received: float_ops={float_ops!r}, quantize={quantize!r}"
+        )
+
+
+# -- the file
+
+
+def _headless(model: ViT) -> ViT:
+    """The same model without its head: a norm that was part of it comes out whole."""
+    if not model.config.num_classes:
+        return model
+    config = model.config.replace(num_classes=0, labels=None, classifier_activation=None)
+    copy = ViT(config, name=model.name, dtype="float32")
+    values = {v.path: v.value for v in model.weights}
+    for variable in copy.weights:
+        variable.assign(values[variable.path])
+    return copy
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {
+        "keras_vit": importlib.import_module("keras_vit").__version__,
+        "keras": keras.__version__,
+        **{name: version(name) for name in ("tensorflow", "ai-edge-litert", "ai-edge-quantizer")},
+    }
+
+
+def _size(config: ViTConfig) -> str:
+    (height, width), (rows, columns) = config.image_size, config.patch_size
+    return (
+        f"{config.depth} blocks of width {config.width}, patches of {rows}x{columns}, "
+        f"images of {height}x{width}"
+    )
+
+
+def _latencies(exported: TFLiteRuntime, model: ViT) -> list[float]:
+    """Milliseconds for one image: of the file on one thread, and of the model itself."""
+    pixels = made_pictures(model.config, exported.batch_size or 1)
+    floats = normalised(pixels, model.config)
+    images = pixels if exported.images == "uint8" else floats
+    plain = model.predict_on_batch
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        function = tf.function(lambda x: model(x, training=False), autograph=False)
+        floats, plain = tf.constant(floats), function
+    found = latencies([lambda: exported.run(images), lambda: plain(floats)])
+    return [milliseconds / len(pixels) for milliseconds in found]

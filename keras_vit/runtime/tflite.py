@@ -1,0 +1,167 @@
+"""A TFLite file that we exported, on LiteRT."""
+
+import contextlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.runtime.base import Runtime
+
+RECORD = "keras_vit"
+"""The metadata that says what the file is, as JSON."""
+FORMAT = 1
+"""Of that JSON."""
+
+AT_ONCE = 32  # images, where the file takes any number
+IDENTIFIER = b"TFL3"
+LEAST = float(np.finfo("float32").tiny)  # a probability of 0 still has a logarithm
+
+
+class TFLiteRuntime(Runtime):
+    """A `.tflite` file that `export_tflite` wrote.
+
+    A file has one output. Where it is probabilities, `logits` are their logarithms: a softmax keeps
+    no more of the logits. `features` is there only for a file that gives them.
+
+    Args:
+        path: The file.
+        num_threads: Threads to run on; None means LiteRT's default, which is one.
+
+    Attributes:
+        record: What the file says of itself: `config`, `labels`, `output` and so on.
+        output: "probabilities", "logits" or "features".
+        batch_size: Images at a time; None means any number.
+
+    Example:
+
+    >>> model = TFLiteRuntime("flowers.tflite", num_threads=2)
+    >>> model.probabilities(keras_vit.preprocessing.preprocess(picture, model.config))
+    """
+
+    kind = "tflite"
+
+    def __init__(self, path: str | os.PathLike, num_threads: int | None = None):
+        if num_threads is not None and (
+            not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1
+        ):
+            raise ValueError(
+                f"num_threads must be a positive int or None. Received: num_threads={num_threads!r}"
+            )
+        content = Path(path).read_bytes()
+        self.record = _record(content, path)
+        labels = self.record["labels"]
+        super().__init__(
+            path,
+            ViTConfig.from_dict(self.record["config"]),
+            labels=None if labels is None else tuple(labels),
+            activation=self.record["activation"],
+        )
+        self.images = self.record["images"]
+        self.output = self.record["output"]
+        self.outputs = ("features",) if self.output == "features" else ("logits",)
+        self.log_probabilities = self.output == "probabilities"
+        self._interpreter = _interpreter(content, num_threads)
+        (self._input,) = self._interpreter.get_input_details()
+        (self._output,) = self._interpreter.get_output_details()
+        batch = int(self._input["shape_signature"][0])
+        self.batch_size = batch if batch > 0 else None
+        self._size = int(self._input["shape"][0])
+
+    def run(self, images: Any) -> np.ndarray:
+        """The file's output for images of its own dtype, in float32.
+
+        They may be any number: a file for a fixed batch is run as often as it takes, the last time
+        with zeros behind the images.
+        """
+        array = np.asarray(images)
+        if array.dtype != self._input["dtype"] or array.shape[1:] != self.config.input_shape:
+            raise ValueError(
+                f"images must be {np.dtype(self._input['dtype'])} of shape (batch, "
+                f"{', '.join(map(str, self.config.input_shape))}). "
+                f"Received: {array.dtype} of shape {array.shape}"
+            )
+        size = self.batch_size or AT_ONCE
+        parts = [self._invoke(array[i : i + size]) for i in range(0, len(array), size)]
+        if not parts:
+            return np.zeros((0, *self._output["shape"][1:]), "float32")
+        return np.concatenate(parts)
+
+    def probabilities(self, images: Any) -> np.ndarray:
+        if not self.log_probabilities:
+            return super().probabilities(images)
+        return self.run(self._checked(images))
+
+    def _invoke(self, images: np.ndarray) -> np.ndarray:
+        count = len(images)
+        if self.batch_size and count < self.batch_size:
+            rest = np.zeros((self.batch_size - count, *images.shape[1:]), images.dtype)
+            images = np.concatenate([images, rest])
+        if len(images) != self._size:
+            self._interpreter.resize_tensor_input(self._input["index"], images.shape)
+            self._interpreter.allocate_tensors()
+            self._size = len(images)
+        self._interpreter.set_tensor(self._input["index"], images)
+        self._interpreter.invoke()
+        return self._interpreter.get_tensor(self._output["index"])[:count].astype("float32")
+
+    def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
+        if wanted not in self.outputs:
+            raise ValueError(
+                f"{self.path} must have been exported with output={wanted!r}. "
+                f"Received: output={self.output!r}"
+            )
+        values = self.run(images)
+        if self.log_probabilities:
+            values = np.log(np.maximum(values, LEAST))
+        return {wanted: values}
+
+    def _engine(self) -> str:
+        from importlib.metadata import version
+
+        return f"LiteRT {version('ai-edge-litert')}"
+
+
+def _interpreter(content: bytes, num_threads: int | None) -> Any:
+    interpreter = _litert("interpreter").Interpreter(model_content=content, num_threads=num_threads)
+    interpreter.allocate_tensors()
+    return interpreter
+
+
+def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
+    """Our metadata in a file, or an error where it has none."""
+    record = None
+    if content[4:8] == IDENTIFIER:
+        with contextlib.suppress(struct.error, IndexError, TypeError, AttributeError, ValueError):
+            model = _litert("schema_py_generated").Model.GetRootAs(content)
+            pieces = [model.Metadata(i) for i in range(model.MetadataLength())]
+            places = {piece.Name(): piece.Buffer() for piece in pieces}
+            buffer = model.Buffers(places.get(RECORD.encode(), 0))  # 0 is empty
+            record = json.loads(buffer.DataAsNumpy().tobytes())
+    if not isinstance(record, dict) or "format" not in record:
+        raise ValueError(
+            "path must be a TFLite file with metadata, as keras_vit.export_tflite writes it. "
+            f"Received: path={os.fspath(path)!r}"
+        )
+    if record["format"] != FORMAT:
+        raise ValueError(
+            f"path must be a file of format {FORMAT}; a newer keras_vit may have written it. "
+            f"Received: format {record['format']} in {os.fspath(path)!r}"
+        )
+    return record
+
+
+def _litert(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"ai_edge_litert.{module}")
+    except ImportError as error:
+        raise ImportError(
+            "ai-edge-litert must be installed to run TFLite files: pip install 'keras3-vit[export]'"
+        ) from error

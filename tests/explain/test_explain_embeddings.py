@@ -1,0 +1,146 @@
+"""Position embeddings, patch filters and patch tokens as arrays, against NumPy."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import reference
+from conformance import arrays, images, run, tiny_model
+from explain_cases import case
+
+from keras_vit import explain
+
+tensorflow_only = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="NumPy alone follows on what a model holds"
+)
+
+
+def cosine(a, b):
+    return a @ b / np.sqrt((a @ a) * (b @ b))
+
+
+@tensorflow_only
+@pytest.mark.parametrize("kind", ["paper", "mean_all", "registers", "learned_2d", "sincos_2d"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_position_similarity_is_a_cosine(kind, policy):
+    model = case(kind)[0] if policy == "float32" else tiny_model(kind, dtype=policy)
+    config = model.config
+    found = explain.position_similarity(model)
+    assert found.shape == (3, 2, 3, 2) and found.dtype == "float32"
+    table = reference.positions(config, arrays(model)).astype("float64")[-6:].reshape(3, 2, 20)
+    right = [cosine(table[i], table[j]) for i in np.ndindex(3, 2) for j in np.ndindex(3, 2)]
+    # What is fixed is made in the precision of the model.
+    rounded = kind == "sincos_2d" and policy != "float32"
+    np.testing.assert_allclose(found.ravel(), right, atol=1e-2 if rounded else 1e-5)
+    # Negative control: columns before rows.
+    assert np.abs(found[0, 1] - found[1, 0]).max() > 1e-2
+
+
+@tensorflow_only
+def test_position_similarity_of_nothing():
+    with pytest.raises(ValueError, match="model must have position embeddings.*'none'"):
+        explain.position_similarity(case("no_positions")[0])
+    model = tiny_model("paper")
+    table = model.get_layer("position_embedding").table
+    table.assign(keras.ops.zeros_like(table))
+    assert not explain.position_similarity(model).any()
+
+
+@tensorflow_only
+@pytest.mark.parametrize("kind, shape", [("patch_norm", (8, 4, 3)), ("pre_logits", (8, 8, 1))])
+def test_patch_filters_are_principal_components(kind, shape):
+    model, _, _ = case(kind)
+    found = explain.patch_filters(model, 4)
+    assert found.shape == (4, *shape) and found.dtype == "float32"
+    np.testing.assert_array_equal(found.min((1, 2, 3)), 0)
+    np.testing.assert_array_equal(found.max((1, 2, 3)), 1)
+    filters = arrays(model)["patches/projection/kernel"].reshape(-1, 20).T.astype("float64")
+    values, vectors = np.linalg.eigh(np.cov(filters.T))
+    for i, picture in enumerate(found):
+        right = vectors[:, -1 - i]
+        right = right if right[np.abs(right).argmax()] > 0 else -right
+        right = (right - right.min()) / np.ptp(right)
+        np.testing.assert_allclose(picture.ravel(), right, atol=1e-4)
+        assert np.abs(picture.ravel() - (1 - right)).max() > 1e-2  # the other sign
+    # What all filters have in common is no component.
+    moved = tiny_model(kind)
+    kernel = moved.get_layer("patches").projection.kernel
+    rng = np.random.default_rng(0)
+    kernel.assign(kernel + rng.normal(size=(*shape, 1)).astype("float32"))
+    np.testing.assert_allclose(explain.patch_filters(moved, 4), found, atol=1e-4)
+
+
+@tensorflow_only
+def test_patch_filters_are_as_many_as_there_are():
+    model, _, _ = case("paper")
+    assert explain.patch_filters(model).shape == (19, 8, 8, 3)  # 20 points lie in 19 directions
+    small = tiny_model("paper", patch_size=2, in_channels=1)
+    assert explain.patch_filters(small).shape == (4, 2, 2, 1)
+    np.testing.assert_array_equal(explain.patch_filters(model, 2), explain.patch_filters(model)[:2])
+    for count in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match="count must be a positive int. Received: count="):
+            explain.patch_filters(model, count)
+
+
+@pytest.mark.parametrize("kind, block", [("registers", -1), ("registers", 0), ("post_norm", -1)])
+def test_region_similarity_is_a_cosine(kind, block):
+    model, x, _ = case(kind)
+    found = explain.region_similarity(model, x, block)
+    assert found.shape == (2, 3, 2, 3, 2) and found.dtype == "float32"
+    # The last tokens pass the last LayerNorm, which a post-norm model does not have.
+    last = block == -1 and kind == "registers"
+    wanted = {"output": "tokens"} if last else {"blocks": block}
+    features = model.features(**wanted, grid=True)
+    z = run(features, x)
+    for i, a, b in ((0, (0, 1), (2, 0)), (1, (1, 0), (1, 1)), (1, (2, 1), (2, 1))):
+        np.testing.assert_allclose(found[(i, *a, *b)], cosine(z[i][a], z[i][b]), atol=1e-5)
+    assert np.abs(found[0] - found[1]).max() > 1e-2
+    assert np.abs(found[0, 0, 1] - found[0, 1, 0]).max() > 1e-2
+
+
+def test_patch_pca_is_one_for_all_images():
+    model, x, _ = case("registers")
+    found = explain.patch_pca(model, x)
+    assert found.shape == (2, 3, 2, 3) and found.dtype == "float32"
+    z = run(model.features("tokens", grid=True), x).reshape(12, 20).astype("float64")
+    _, vectors = np.linalg.eigh(np.cov(z.T))
+    for i in range(3):
+        axis = vectors[:, -1 - i]
+        axis = axis if axis[np.abs(axis).argmax()] > 0 else -axis
+        right = z @ axis
+        right = (right - right.min()) / np.ptp(right)
+        np.testing.assert_allclose(found[..., i].ravel(), right, atol=1e-4)
+    # Negative control: an analysis of each image by itself has other colours.
+    alone = explain.patch_pca(model, np.stack([x[0], x[0]]))
+    np.testing.assert_allclose(alone[0], alone[1], atol=1e-5)
+    assert np.abs(found[0] - alone[0]).max() > 1e-2
+    assert np.abs(found - explain.patch_pca(model, x, 0)).max() > 1e-2
+
+
+@tensorflow_only
+def test_patch_pca_of_too_little():
+    model = tiny_model("paper", image_size=(8, 16))
+    with pytest.raises(ValueError, match="images must have three patches.*2 patches of width 20"):
+        explain.patch_pca(model, images(model.config, 1))
+    same = np.zeros((2, 8, 16, 3), "float32")
+    assert np.isfinite(explain.patch_pca(model, same)).all()
+    with pytest.raises(ValueError, match=r"block must be in \[-2, 1\]. Received: block=-3"):
+        explain.region_similarity(model, same, -3)
+
+
+@tensorflow_only
+def test_names_of_the_package():
+    for name in explain.__all__:
+        assert getattr(explain, name).__doc__, name
+    assert explain.__all__ == sorted(explain.__all__)
+    with pytest.raises(AttributeError, match="'keras_vit.explain' has no attribute 'rollout'"):
+        getattr(explain, "rollout")  # noqa: B009
+
+
+@tensorflow_only
+@pytest.mark.slow
+def test_arrays_need_no_matplotlib():
+    code = "import sys, keras_vit.explain; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

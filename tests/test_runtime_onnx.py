@@ -1,0 +1,76 @@
+"""An ONNX file opened to run: it answers as the model does, and says what it cannot open."""
+
+import keras
+import numpy as np
+import pytest
+from conformance import images, run, tiny_model
+
+from keras_vit import preprocessing, runtime
+from keras_vit.export.onnx import export_onnx
+from keras_vit.runtime.onnx import OnnxRuntime
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="no backend runs the file"
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(labels=("cat", "dog", "élan vital"))
+
+
+@pytest.fixture(scope="module")
+def path(model, tmp_path_factory):
+    return export_onnx(model, tmp_path_factory.mktemp("onnx") / "tiny.onnx").path
+
+
+def test_onnx_runtime_is_the_model(model, path):
+    opened = runtime.open(path)
+    assert isinstance(opened, OnnxRuntime) and opened.kind == "onnx"
+    assert opened.config == model.config and opened.labels == model.config.labels
+    x = images(model.config, 35)  # more than are run at once
+    logits = opened.logits(x)
+    np.testing.assert_allclose(logits, run(model, x), atol=2e-5)
+    assert np.abs(logits - run(model, x[::-1])).max() > 1e-2
+    np.testing.assert_allclose(
+        opened.probabilities(x), runtime.KerasRuntime(model).probabilities(x), atol=1e-5
+    )
+    np.testing.assert_allclose(opened.features(x), run(model.features(), x), atol=2e-5)
+    one = OnnxRuntime(path, num_threads=1)
+    np.testing.assert_allclose(one.logits(x[:2]), logits[:2], atol=1e-5)
+
+
+def test_onnx_runtime_takes_pixels_and_no_images(model, path):
+    opened = OnnxRuntime(path)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 24, 16, 3), dtype=np.uint8)
+    floats = preprocessing.preprocess(pixels, model.config)
+    np.testing.assert_array_equal(opened.logits(pixels), opened.logits(floats))
+    assert opened.logits(pixels[:0]).shape == (0, 3)
+    assert opened.features(pixels[:0]).shape == (0, 20)
+    for wrong in (pixels[:, :-1], pixels[0], pixels.astype("int32")):
+        with pytest.raises(ValueError, match="images must be floats.*Received"):
+            opened.logits(wrong)
+
+
+def test_onnx_runtime_says_what_it_cannot_open(path, tmp_path):
+    file = tmp_path / "other.onnx"
+    with pytest.raises(FileNotFoundError, match="path must be a file"):
+        OnnxRuntime(file)
+    file.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="path must be an ONNX file that ONNX Runtime"):
+        OnnxRuntime(file)
+    content = onnx.load(path)
+    (record,) = (item for item in content.metadata_props if item.key == "keras_vit")
+    record.value = record.value.replace('"format": 1', '"format": 2')
+    onnx.save(content, file)
+    with pytest.raises(ValueError, match="file of format 1.*Received: format 2"):
+        OnnxRuntime(file)
+    del content.metadata_props[:]
+    onnx.save(content, file)
+    with pytest.raises(ValueError, match="with metadata.*Received"):
+        OnnxRuntime(file)
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="num_threads must be"):
+            OnnxRuntime(path, num_threads=wrong)

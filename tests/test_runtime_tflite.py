@@ -1,0 +1,138 @@
+"""A TFLite file in LiteRT: any number of images, either kind, and what it refuses."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from conformance import TINY, images, run, tiny_model
+
+from keras_vit import runtime
+from keras_vit.export import fuse, tflite_graph
+from keras_vit.export.tflite_metadata import add_metadata
+from keras_vit.preprocessing import normalised
+from keras_vit.runtime.tflite import TFLiteRuntime
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="LiteRT runs without Keras' backend"
+)
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tflite")
+
+    def write(name, output="logits", takes="float32", batch_size=2, kind="paper", **changes):
+        path = folder / f"{name}.tflite"
+        model = tiny_model(kind)
+        if not path.exists():
+            content = tflite_graph.to_float32_tflite(
+                fuse.fold(model),
+                batch_size=batch_size,
+                output=output,
+                images=takes,
+                activation="softmax",
+            )
+            record = {"format": 1, "config": model.config.to_dict(), "labels": None}
+            record |= {"activation": "softmax", "output": output, "images": takes} | changes
+            path.write_bytes(add_metadata(content, record, "tiny", "A tiny model"))
+        return path, model
+
+    return write
+
+
+def test_fixed_batch_takes_any_number_of_images(write):
+    path, model = write("fixed")
+    opened = runtime.open(path)
+    assert isinstance(opened, TFLiteRuntime) and opened.kind == "tflite"
+    assert opened.config == TINY and opened.batch_size == 2 and opened.outputs == ("logits",)
+    assert opened.where.startswith("LiteRT ")
+    x = images(TINY, 5)
+    expected = run(model, x)
+    for count in (5, 2, 1):
+        np.testing.assert_allclose(opened.logits(x[:count]), expected[:count], atol=1e-5)
+    assert opened.logits(x[:0]).shape == (0, 3)
+    assert np.abs(opened.logits(x) - expected[::-1]).max() > 1e-2
+
+
+def test_free_batch_takes_any_number_of_images(write):
+    path, model = write("free", batch_size=None)
+    opened = TFLiteRuntime(path, num_threads=2)
+    assert opened.batch_size is None
+    x = images(TINY, 37)  # more than run at once
+    expected = run(model, x)
+    for count in (1, 37, 3):
+        np.testing.assert_allclose(opened.logits(x[:count]), expected[:count], atol=1e-5)
+
+
+def test_pixels_are_normalised_where_floats_are_taken(write):
+    pixels = np.random.default_rng(2).integers(0, 256, (3, *TINY.input_shape), "uint8")
+    floats, model = write("fixed")
+    bytes_, _ = write("pixels", takes="uint8")
+    expected = run(model, normalised(pixels, TINY))
+    for path in (floats, bytes_):
+        np.testing.assert_allclose(runtime.open(path).logits(pixels), expected, atol=1e-5)
+    opened = runtime.open(bytes_)
+    with pytest.raises(ValueError, match=r"images must be uint8 pixels.*Received: float32"):
+        opened.logits(images(TINY))
+    with pytest.raises(ValueError, match=r"images must be uint8 of shape.*Received: float32"):
+        opened.run(images(TINY))
+
+
+def test_logits_of_probabilities_are_their_logarithms(write):
+    path, model = write("probabilities", output="probabilities")
+    opened = runtime.open(path)
+    x = images(TINY)
+    logits = run(model, x).astype("float64")
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert opened.log_probabilities and opened.outputs == ("logits",)
+    np.testing.assert_allclose(opened.logits(x), expected, atol=1e-5)
+    np.testing.assert_allclose(opened.probabilities(x), np.exp(expected), atol=1e-6)
+    np.testing.assert_array_equal(opened.run(x), opened.probabilities(x))
+    plain = runtime.open(write("fixed")[0])
+    np.testing.assert_allclose(plain.probabilities(x), np.exp(expected), atol=1e-6)
+    assert not plain.log_probabilities
+
+
+def test_features_are_there_only_in_a_file_of_features(write):
+    path, model = write("features", output="features", kind="features")
+    x = images(TINY)
+    opened = runtime.open(path)
+    np.testing.assert_allclose(opened.features(x), run(model, x), atol=1e-5)
+    with pytest.raises(ValueError, match="must have a head"):
+        opened.logits(x)
+    with pytest.raises(ValueError, match=r"output='features'.*Received: output='logits'"):
+        runtime.open(write("fixed")[0]).features(x)
+
+
+def test_images_of_another_shape_are_refused(write):
+    opened = runtime.open(write("fixed")[0])
+    for wrong in (images(TINY)[0], images(TINY)[:, :-1], images(TINY).astype("int32")):
+        with pytest.raises(ValueError, match="images must be"):
+            opened.logits(wrong)
+
+
+def test_file_that_is_none_of_ours_is_refused(write, tmp_path):
+    content = write("fixed")[0].read_bytes()
+    plain = tflite_graph.to_float32_tflite(
+        fuse.fold(tiny_model()), batch_size=1, output="logits", images="uint8", activation="softmax"
+    )
+    path = tmp_path / "other.tflite"
+    for wrong in (b"", b"PK", plain, content[: len(content) // 2], content[:100]):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"as keras_vit.export_tflite writes it.*other.tflite"):
+            runtime.open(path)
+    path.write_bytes(content.replace(b'{"format": 1', b'{"format": 2'))
+    with pytest.raises(ValueError, match=r"format 1.*Received: format 2"):
+        runtime.open(path)
+    with pytest.raises(FileNotFoundError):
+        runtime.open(tmp_path / "none.tflite")
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="num_threads must be"):
+            TFLiteRuntime(write("fixed")[0], num_threads=wrong)
+
+
+def test_record_says_what_the_file_is(write):
+    opened = TFLiteRuntime(write("labelled", labels=["a", "b", "c"], more=1)[0])
+    assert opened.labels == ("a", "b", "c") and opened.record["more"] == 1
+    assert json.dumps(opened.record)
