@@ -1,7 +1,7 @@
 """`python -m benchmarks.pictures`: draws the pictures of docs/explain.md and of the front page.
 
-They come from two runs, `runs/cifar10` and `runs/fashion`, and from the first pictures of their test
-data. Each file appears whole. `--only rollout` draws those whose name has the word.
+They come from two runs, `runs/cifar10` and `runs/fashion`, and from the first pictures of their
+test data. Each file appears whole. `--only rollout` draws those whose name has the word.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def strip(model, pictures):
     from keras_vit import explain, preprocessing
     from keras_vit.explain import charts, panels
 
-    figure = panels.new_figure(12, 3, "")
+    figure = panels.new_figure(12, 2.8, "")
     axes = figure.subplots(1, 6)
     shown = preprocessing.preprocess([pictures[i] for i in HORSES], model.config)
     first, picture = shown[:1], pictures[HORSE]
@@ -115,8 +115,8 @@ def strip(model, pictures):
     titles = (
         ("picture", f"CIFAR-10, {width} x {height} pixels"),
         ("attention rollout", "bright: drawn on most"),
-        ("attention heads", "blocks 1, 3, 5, three heads each"),
-        ("patch features", "three components as colours"),
+        ("attention heads", "blocks 1, 3, 5"),
+        ("patch features", "components as colours"),
         ("position similarity", "a map for each patch"),
         ("attention distance", "block"),
     )

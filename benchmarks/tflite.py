@@ -45,7 +45,7 @@ def main():
                 times = {"threads": threads, "rounds": options.rounds, "budget": options.budget}
                 record["groups"].append(_run({**job, **times, "files": files}))
                 machine.write(options.json, record)
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table(record["groups"]))
     console.print(machine.line(record["machine"]), markup=False, highlight=False)
 

@@ -145,7 +145,7 @@ def test_predict_gives_an_export_of_pixels_what_it_takes(call, tmp_path, model):
 
 def test_pixels_are_those_of_preprocess(model, folder):
     for name in ("a.jpg", "c.png"):
-        pixels = cli_predict._pixels(str(folder / "photos" / name), model.config)
+        pixels = pictures.pixels(str(folder / "photos" / name), model.config)
         image = preprocessing.preprocess(Image.open(folder / "photos" / name), model.config)[0]
         assert pixels.dtype == np.uint8
         np.testing.assert_allclose(preprocessing.normalised(pixels, model.config), image, atol=1e-6)

@@ -24,7 +24,8 @@ ARROWS = {
     "runs": set(),
     "runtime": {"config", "model", "preprocessing", "runtime", "weights"},
     "export": {"config", "export", "model", "preprocessing", "runtime"},
-    "explain": {"config", "explain", "model", "preprocessing"},
+    "pictures": {"preprocessing"},
+    "explain": {"config", "explain", "model", "pictures", "preprocessing"},
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py")

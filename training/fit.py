@@ -29,7 +29,7 @@ import keras_vit
 from keras_vit.runs import CHECKPOINTS, LOCK, LOG, MODEL, RECIPE, RESULTS
 from keras_vit.weights.atomic import TEMPORARY, atomic_path
 from training import callbacks as watch
-from training import distribution, few_shot, plain, recipe, report
+from training import distribution, few_shot, plain, recipe, report, seen
 from training.build import build_model, compile_model
 from training.checkpoint import Checkpoint
 from training.data import Part, Source, open_source, test_batches, train_batches
@@ -279,7 +279,8 @@ def _finish(plan: Plan, workdir: Path, weights, reached: dict[str, Any]) -> dict
     }
     for name, value in reached.get("few_shot", {}).items():
         facts[f"linear, {name.removeprefix('few_shot_')} pictures a class"] = f"{value:.2%}"
-    report.write(workdir, recipe, predictions, facts, model.config.labels)
+    looked_at = seen.draw(model, source.test.ordered().as_numpy_iterator(), workdir)
+    report.write(workdir, recipe, predictions, facts, model.config.labels, looked_at)
     with atomic_path(workdir / RESULTS) as temporary:  # the last of all: the run is finished
         temporary.write_text(json.dumps(reached, indent=2) + "\n", encoding="utf-8")
     return reached

@@ -94,6 +94,7 @@ def write(
     predictions: Predictions,
     facts: dict[str, Any],
     labels: Sequence[str] | None = None,
+    more: Sequence[str] = (),
 ) -> Path:
     """Writes report.md, curves.png and confusion.png into a run folder that has its log.jsonl.
 
@@ -103,6 +104,7 @@ def write(
         predictions: What the saved model says of the test pictures.
         facts: Further rows of the first table, by name.
         labels: Names of the classes.
+        more: Lines to put behind the mistakes.
 
     Returns:
         The path of report.md.
@@ -132,6 +134,7 @@ def write(
         ]
     else:
         lines += ["None."]
+    lines += more
     page = folder / "report.md"
     quoted = shlex.quote(str(folder))
     go_on = _GO_ON.format(folder=folder, quoted=quoted, activation=recipe.loss.name)

@@ -5,7 +5,7 @@ Arrays are NumPy float32, from any backend. Names that begin with `plot_` draw t
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_vit.explain.attention import (
     attention_distance,
@@ -23,6 +23,22 @@ from keras_vit.explain.embeddings import (
 )
 from keras_vit.explain.gradients import attention_gradient, grad_cam
 
+if TYPE_CHECKING:
+    from keras_vit.explain.plots import (
+        plot_attention_distance,
+        plot_attention_entropy,
+        plot_attention_gradient,
+        plot_attention_maps,
+        plot_attention_rollout,
+        plot_class_token_maps,
+        plot_grad_cam,
+        plot_patch_filters,
+        plot_patch_pca,
+        plot_position_similarity,
+        plot_region_similarity,
+    )
+    from keras_vit.explain.report import write_report
+
 __all__ = [
     "attention_distance",
     "attention_entropy",
@@ -33,9 +49,21 @@ __all__ = [
     "grad_cam",
     "patch_filters",
     "patch_pca",
+    "plot_attention_distance",
+    "plot_attention_entropy",
+    "plot_attention_gradient",
+    "plot_attention_maps",
+    "plot_attention_rollout",
+    "plot_class_token_maps",
+    "plot_grad_cam",
+    "plot_patch_filters",
+    "plot_patch_pca",
+    "plot_position_similarity",
+    "plot_region_similarity",
     "position_similarity",
     "region_similarity",
     "rollout_map",
+    "write_report",
 ]
 
 

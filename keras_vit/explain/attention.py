@@ -7,6 +7,7 @@ N = T - k patches, rows x columns their grid.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vit.explain import tokens
@@ -232,11 +233,12 @@ def _weights(
                 z = tokens.after(block, z)
                 continue
             z, scores = tokens.after_with_scores(block, z)
-            yield part, layer, _rows_to_one(scores)
+            # Weights that were rounded to half precision sum to 1 in their own precision only.
+            half = keras.backend.standardize_dtype(block.compute_dtype) != "float32"
+            yield part, layer, _rows_to_one(scores) if half else scores
 
 
 def _rows_to_one(weights):
-    # Weights that were rounded to half precision sum to 1 in their own precision only.
     return weights / weights.sum(-1, keepdims=True)
 
 

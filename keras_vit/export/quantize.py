@@ -2,8 +2,8 @@
 
 What is quantised is the layers, that is the products with constant kernels: they are nearly all of
 a file's bytes and of its time. Between them everything stays in float32: the residual stream,
-LayerNorm, attention's scores, softmax and GELU. In int8 these are where a ViT loses its accuracy,
-and its speed too, as XNNPACK leaves most of them to slower kernels.
+LayerNorm, attention's scores, softmax and GELU. Put into int8 too, they move the logits more than
+all layers together, and the file is three to five times as slow (`benchmarks/int8.py`).
 """
 
 import contextlib
@@ -135,7 +135,6 @@ def read_operators(content: bytes) -> tuple[Operator, ...]:
         raise ValueError(
             f"content must be a TFLite file. Received: {len(content)} bytes of something else"
         )
-
     names = {value: name for name, value in vars(schema.BuiltinOperator).items() if name.isupper()}
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     graph = model.subgraphs[0]
@@ -240,10 +239,10 @@ def quantise_layers(
         return content
     seen = {name: {"min": np.array([a]), "max": np.array([b])} for name, (a, b) in ranges.items()}
     with _quiet():
-        result = tool.quantize(
+        result: Any = tool.quantize(
             seen or None, enable_progress_bar=False, enable_progress_report=False
         )
-    return bytes(result.quantized_model or b"")
+    return bytes(result.quantized_model)
 
 
 @contextlib.contextmanager

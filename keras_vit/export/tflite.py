@@ -11,7 +11,7 @@ import keras
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.accuracy import Drop, check_drop
-from keras_vit.export.fuse import check_model, fold
+from keras_vit.export.fuse import Folded, check_model, fold
 from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.quantize import calibration_images, quantise
 from keras_vit.export.tflite_graph import IMAGES, OUTPUTS, PROBABILITIES, to_float32_tflite
@@ -81,7 +81,9 @@ def export_tflite(
     the file is less accurate than asked for, `ValueError` says so and nothing is left.
 
     The file has one input, `images`, and one output. Its metadata says how pixels become the input
-    and what the classes are called, so that `mediapipe.tasks.vision.ImageClassifier` opens it.
+    and what the classes are called, so that `mediapipe.tasks.vision.ImageClassifier` opens it; for
+    a model that normalises each channel by its own numbers only with `images="uint8"`, because
+    MediaPipe has one mean and one deviation for all.
 
     | `quantize` | weights | computes in |
     |---|---|---|
@@ -150,9 +152,9 @@ def export_tflite(
 
     activation = activation or probability_function(config)
     reference = KerasRuntime(float32_model(model))
-    source = _headless(reference.model) if output == "features" else model
+    folded = _without_head(fold(model), model) if output == "features" else fold(model)
     content = to_float32_tflite(
-        fold(source), batch_size=batch_size, output=output, images=images, activation=activation
+        folded, batch_size=batch_size, output=output, images=images, activation=activation
     )
     if quantize:
         content = quantise(content, quantize, calibration=calibration, float_layers=float_ops)
@@ -193,8 +195,9 @@ def export_tflite(
 
 
 def _labels(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | None:
+    labels = config.labels if labels is None else labels
     if labels is None:
-        return None if config.labels is None else list(config.labels)
+        return None
     if isinstance(labels, str):  # a sequence too, of its letters
         raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
     names = list(labels)
@@ -251,16 +254,19 @@ def _check_quantising(quantize: str | None, calibration: Any, float_ops: Any) ->
 # -- the file
 
 
-def _headless(model: ViT) -> ViT:
-    """The same model without its head: a norm that was part of it comes out whole."""
-    if not model.config.num_classes:
-        return model
-    config = model.config.replace(num_classes=0, labels=None, classifier_activation=None)
-    copy = ViT(config, name=model.name, dtype="float32")
-    values = {v.path: v.value for v in model.weights}
-    for variable in copy.weights:
-        variable.assign(values[variable.path])
-    return copy
+def _without_head(folded: Folded, model: ViT) -> Folded:
+    """The same model up to what its head reads: a norm that is part of the head comes out of it."""
+    if folded.head is None:
+        return folded
+    norm = folded.final_norm
+    if norm and not folded.pre_logits:
+        layer = model.get_layer("encoder_norm")
+        scale, offset = (
+            np.asarray(keras.ops.convert_to_numpy(v.value), "float32")
+            for v in (layer.gamma, layer.beta)
+        )
+        norm = dataclasses.replace(norm, scale=scale, offset=offset)
+    return dataclasses.replace(folded, final_norm=norm, head=None)
 
 
 def _versions() -> dict[str, str]:

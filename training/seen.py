@@ -1,0 +1,55 @@
+"""What a run's model sees, as pictures of its report."""
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import keras_vit
+from keras_vit import explain
+
+PICTURES = 8
+"""Test pictures that are looked at."""
+
+
+def draw(model: keras_vit.ViT, examples: Iterable[dict[str, Any]], folder: str | Path) -> list[str]:
+    """Draws a model into a run folder.
+
+    Args:
+        model: The trained model.
+        examples: Samples of the test data, of which the first few are taken.
+        folder: Where the pictures go.
+
+    Returns:
+        Lines of Markdown that show them.
+    """
+    pictures = [example["image"] for example in islice(examples, PICTURES)]
+    many = f"{len(pictures)} test pictures"
+    figures = {
+        "rollout": (
+            "What the head reads, followed back to the patches of the first test picture",
+            explain.plot_attention_rollout(model, pictures[0]),
+        ),
+        "features": (
+            f"The patch features of {many}: alike in colour is alike to the model",
+            explain.plot_patch_pca(model, pictures),
+        ),
+        "distance": (
+            f"How far each head looks, on {many}",
+            explain.plot_attention_distance(model, pictures),
+        ),
+        "filters": (
+            "What the patches are projected on: the leading components",
+            explain.plot_patch_filters(model),
+        ),
+    }
+    if model.config.position_embedding != "none":
+        figures["positions"] = (
+            "Which positions the model takes for alike",
+            explain.plot_position_similarity(model),
+        )
+    lines = ["", "## What it sees", ""]
+    for name, (text, figure) in figures.items():
+        figure.savefig(Path(folder, f"{name}.png"), dpi=110)
+        lines += [f"![{text}]({name}.png)", "", f"{text}.", ""]
+    return [*lines, "`keras-vit explain` writes a page on any picture, to click through."]
