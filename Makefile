@@ -53,7 +53,7 @@ clean: ## remove caches and builds, keep .venv and runs/
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # All of a target's requirements go to pip at once, so that it keeps to the torch named above.
-$(STAMP)-demo-%: WANT = $(if $(filter torch,$*),$(TORCH)) -e '.[$*,train]'
+$(STAMP)-demo-%: WANT = $(if $(filter torch,$*),$(TORCH)) -e '.[$*,train,export]'
 $(STAMP)-lint: WANT = -e '.[dev]'
 $(STAMP)-test: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train,test]'
 $(STAMP)-bench: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train,test,bench]'

@@ -1,8 +1,8 @@
 """`make demo`: a small ViT learns to read handwritten digits, from nothing, in under a minute.
 
-It is the recipe "digits" as `python -m training.train` runs it, with a look at what was learned,
-and the model is exported for TensorFlow Serving. The 1,797 pictures (8x8, grey) come with
-scikit-learn, so nothing is downloaded.
+It is the recipe "digits" as `python -m training.train` runs it. The model is exported for
+TensorFlow Serving and for phones, both are asked, and a page shows what it sees. The 1,797 pictures
+(8x8, grey) come with scikit-learn, so nothing is downloaded.
 """
 
 import argparse
@@ -61,6 +61,20 @@ def serve(model, pictures, probabilities, folder: Path) -> Path:
     return export.path
 
 
+def shrink(model, images, truth, path: Path) -> None:
+    """Exports the model for phones with int8 weights, and lets the file read the pictures."""
+    export = keras_vit.export_tflite(
+        model, path, quantize="dynamic", accuracy_data=(images, truth), overwrite=True
+    )
+    logits = keras_vit.runtime.open(path).logits(images[:1])
+    drop = export.accuracy
+    print(
+        f"{export.size / 1e3:.0f} kB, {export.latency:.2g} ms for one picture. It reads "
+        f"{drop.export.top_1:.1%} right, the model {drop.reference.top_1:.1%};\n"
+        f"the first is a {model.config.labels[logits[0].argmax()]}."
+    )
+
+
 def as_png(picture) -> bytes:
     """A picture (H, W, 1) as a file."""
     file = io.BytesIO()
@@ -90,7 +104,8 @@ def main(argv: list[str] | None = None) -> int:
     examples = list(open_source(digits.data).test.ordered().as_numpy_iterator())
     pictures = np.stack([example["image"] for example in examples])
     truth = np.array([example["label"] for example in examples])
-    logits = model.predict(preprocess(pictures, model.config), verbose=0)
+    images = preprocess(pictures, model.config)
+    logits = model.predict(images, verbose=0)
     probabilities = np.asarray(keras.ops.softmax(logits, axis=-1))
     wrong = np.flatnonzero(probabilities.argmax(-1) != truth)
     order = np.concatenate([wrong[:12], np.setdiff1d(np.arange(len(truth)), wrong)])[:48]
@@ -109,11 +124,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"    {model.config.labels[label]}  {p:6.1%}  {'#' * round(40 * p)}")
     print("\nExporting it for TensorFlow Serving ...")
     exported = serve(model, pictures, probabilities, options.export)
+    print("\nExporting it for phones ...")
+    shrink(model, images, truth, options.out / "digits.tflite")
+    page = options.out / "seen.html"
+    keras_vit.explain.write_report(model, pictures[0], page, title=f"A handwritten {truth[0]}")
     print(
         f"\n{options.out}/model.keras      the model; it was loaded again and predicts the same\n"
-        f"{options.out}/report.md        curves and mistakes\n"
+        f"{options.out}/report.md        curves, mistakes, and pictures of the model\n"
         f"{options.out}/predictions.png  48 test pictures with what it read, mistakes first\n"
-        f"{exported}  the SavedModel; to serve it: keras-vit serve-config {options.export}"
+        f"{options.out}/digits.tflite    for phones and browsers\n"
+        f"{exported}  the SavedModel; to serve it: keras-vit serve-config {options.export}\n"
+        f"{page}        what the model sees in a {truth[0]}: open it in a browser"
     )
     return 0
 

@@ -60,9 +60,9 @@ def tiled(cells: np.ndarray, title: str, pixel: tuple[int, int], *, bar: bool) -
         whole = np.dstack([np.nan_to_num(whole), np.isfinite(whole[..., :1])])
     size = whole.shape[0] * pixel[0], whole.shape[1] * pixel[1]
     inches = GRID / max(size)
-    axis = fixed_axis(
-        (size[1] * inches, size[0] * inches), title, left=0.65 if bar else 0.1, bottom=0.55, bar=bar
-    )
+    left, bottom = (0.65, 0.55) if bar else (0.1, 0.35)
+    inside = size[1] * inches, size[0] * inches
+    axis = fixed_axis(inside, title, left=left, bottom=bottom, bar=bar)
     axis.imshow(whole, aspect=pixel[0] / pixel[1])
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.export.arguments import check_bound, check_choice, class_names
 from keras_vit.export.fuse import Norm, check_model, fold
 from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.onnx_graph import (
@@ -120,17 +121,11 @@ def export_onnx(
     check_model(model)
     config = model.config
     target = check_file(path, FILE, overwrite)
-    for name, value, allowed in (
-        ("dtype", dtype, DTYPES),
-        ("activation", activation, (None, *PROBABILITIES)),
-        ("images", images, IMAGES),
-    ):
-        if value not in allowed:
-            known = ", ".join(map(repr, allowed))
-            raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
-    names = _labels(config, labels)
-    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
-        raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("activation", activation, (None, *PROBABILITIES))
+    check_choice("images", images, IMAGES)
+    check_bound(bound)
+    names = class_names(config, labels)
     pictures = None if verify is None else checked_pictures(verify, config, images)
     onnx = import_onnx()
     newest = onnx.defs.onnx_opset_version()
@@ -163,7 +158,14 @@ def export_onnx(
         beside.write_bytes(made.SerializeToString(deterministic=True))
         del made
         onnx.checker.check_model(os.fspath(beside), full_check=True)
-        exported = OnnxRuntime(beside)
+        try:
+            exported = OnnxRuntime(beside)
+        except ValueError as error:
+            if opset == OPSET:
+                raise
+            raise ValueError(
+                f"opset must be one that ONNX Runtime reads. Received: opset={opset}; {error}"
+            ) from error
         if bound is None:
             bound = BOUNDS[dtype]
         verification = verify_export(reference, exported, bound, pictures)
@@ -198,22 +200,6 @@ def gain_of_features(model: ViT) -> Norm | None:
 
 
 # -- the arguments
-
-
-def _labels(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | None:
-    if labels is None:
-        return None if config.labels is None else list(config.labels)
-    if isinstance(labels, str):  # a sequence too, of its letters
-        raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
-    names = list(labels)
-    if len(names) != config.num_classes:
-        raise ValueError(
-            f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
-        )
-    for label in names:  # each is a line of the metadata
-        if not isinstance(label, str) or not label.strip() or not label.isprintable():
-            raise ValueError(f"labels must be printable names. Received: {label!r}")
-    return names
 
 
 def _check_size(model: ViT, dtype: str) -> None:

@@ -43,9 +43,11 @@ class Operator:
     layer: str | None
     """The path of the model's layer, such as "encoder_block_3/mlp/dense_1", of a product."""
     kernel: Any
-    """Of a product: an array."""
+    """Of a product: an array, of which the first axis is that of the outputs."""
+    bias: Any
+    """Of a product that has one: an array."""
     activations: Mapping[int, str]
-    """The float tensors that are computed at run time, and that it reads or writes."""
+    """The float tensors that are computed at run time: those it reads, then those it writes."""
     scope: str
     """Its name: those of what it writes."""
 
@@ -66,7 +68,7 @@ def quantise(
     | "int8" | int8, a scale for each output | int8 in ranges seen on `calibration` |
 
     In "int8" the patch projection and the head are as in "dynamic": logits in 256 steps would tie.
-    Everything else is float32 in all modes.
+    So is a layer with a bias that is out of reach. Everything else is float32 in all modes.
 
     Args:
         content: The file, as `to_float32_tflite` makes it.
@@ -148,24 +150,26 @@ def read_operators(content: bytes) -> tuple[Operator, ...]:
             for i, t in tensors.items()
             if model.buffers[t.buffer].data is not None
         }
-        layer = kernel = None
+        scope = ";".join(graph.tensors[i].name.decode() for i in operator.outputs) + ";"
+        layer = kernel = bias = None
         if kind in PRODUCTS and operator.inputs[1] in constants:
             weight = tensors[operator.inputs[1]]
+            name = weight.name.decode()
             if weight.type != schema.TensorType.FLOAT32:
                 raise ValueError(
                     "content must be a float32 file, not one that is quantised. Received: a kernel "
-                    f"{weight.name.decode()!r} of another type"
+                    f"{name!r} of another type"
                 )
-            layer = weight.name.decode().split(";")[0].rpartition("/")[0]
-            data = np.asarray(constants[operator.inputs[1]], "uint8")
-            kernel = data.view("float32").reshape(weight.shape)
+            # A kernel that two layers share has no name of theirs, but what they write has.
+            layer = (name if "/" in name else scope).split(";")[0].rpartition("/")[0]
+            kernel = _floats(constants[operator.inputs[1]]).reshape(weight.shape)
+            bias = _floats(constants[i]) if (i := _third(operator.inputs)) in constants else None
         floats = {
             int(i): t.name.decode()
             for i, t in tensors.items()
             if i not in constants and t.type == schema.TensorType.FLOAT32
         }
-        scope = ";".join(graph.tensors[i].name.decode() for i in operator.outputs) + ";"
-        found.append(Operator(kind, layer, kernel, floats, scope))
+        found.append(Operator(kind, layer, kernel, bias, floats, scope))
     return tuple(found)
 
 
@@ -206,6 +210,9 @@ def quantise_layers(
 ) -> bytes:
     """Quantises some layers of a file, each in a mode of its own.
 
+    In "int8" a bias is an integer too, in steps of the input's times the kernel's. A layer with a
+    bias that is out of their reach, behind weights near 0, is quantised as in "dynamic".
+
     Args:
         content: A float32 file.
         how: The mode of each layer that is to be quantised; the others stay as they are.
@@ -227,6 +234,8 @@ def quantise_layers(
             continue
         place = (f"^{re.escape(operator.scope)}$", names[operator.kind])
         mode = how.get(operator.layer) if operator.layer is not None else None
+        if mode == "int8" and not _bias_fits(operator, ranges):
+            mode = "dynamic"
         if mode == "float16":
             _check_float16(operator)
             cast = algorithm_manager.AlgorithmName.FLOAT_CASTING
@@ -285,6 +294,25 @@ def _as_taken(images: Any, entry: Mapping[str, Any]) -> np.ndarray:
 def _check_finite(array: np.ndarray) -> None:
     if not np.isfinite(array).all():
         raise ValueError("calibration must hold finite numbers. Received: NaN or infinite ones")
+
+
+def _floats(data: Any) -> np.ndarray:
+    return np.asarray(data, "uint8").view("float32")
+
+
+def _third(inputs: Any) -> int:
+    """The tensor of a product's bias, or -1."""
+    return int(inputs[2]) if len(inputs) > 2 else -1
+
+
+def _bias_fits(operator: Operator, ranges: Ranges) -> bool:
+    """Whether int32 holds a product's bias."""
+    if operator.bias is None:
+        return True
+    low, high = ranges[next(iter(operator.activations.values()))]
+    step = (max(high, 0.0) - min(low, 0.0)) / 255
+    steps = np.abs(operator.kernel.reshape(len(operator.bias), -1)).max(-1) / 127 * step
+    return bool((np.abs(operator.bias) <= np.iinfo("int32").max * steps.astype("float64")).all())
 
 
 def _check_float16(operator: Operator) -> None:

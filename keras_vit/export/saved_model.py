@@ -11,6 +11,7 @@ import keras
 
 from keras_vit.config import ViTConfig
 from keras_vit.export import image_bytes, signatures, versions, warm_up
+from keras_vit.export.arguments import check_bound, check_choice, check_count, class_names
 from keras_vit.export.fuse import check_model
 from keras_vit.export.graph import DTYPES
 from keras_vit.export.in_tensorflow import in_tensorflow
@@ -122,8 +123,7 @@ def export_saved_model(
             )
         ),
     }
-    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
-        raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
+    check_bound(bound)
     pictures = None if verify is None else checked_pictures(verify, model.config, images)
     versions.check_version(Path(path), version)
     if keras.backend.backend() == "tensorflow":
@@ -188,21 +188,12 @@ def _serving(
     max_pixels: int,
 ) -> Serving:
     """The arguments, checked."""
-    for name, value, allowed in (
-        ("dtype", dtype, DTYPES),
-        ("activation", activation, (None, *signatures.PROBABILITIES)),
-        ("images", images, signatures.IMAGES),
-    ):
-        if value not in allowed:
-            known = ", ".join(map(repr, allowed))
-            raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
-    for name, value in (
-        ("top_k", top_k),
-        ("max_batch_size", max_batch_size),
-        ("max_pixels", max_pixels),
-    ):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be a positive int. Received: {name}={value!r}")
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("activation", activation, (None, *signatures.PROBABILITIES))
+    check_choice("images", images, signatures.IMAGES)
+    check_count("top_k", top_k)
+    check_count("max_batch_size", max_batch_size)
+    check_count("max_pixels", max_pixels)
     height, width, _ = config.input_shape
     least = most_pixels(height, width, config)
     if max_pixels < least and config.in_channels in (1, 3):
@@ -210,24 +201,12 @@ def _serving(
             f"max_pixels must be at least {least}, what a picture of the model's own size "
             f"({height}, {width}) is resized to. Received: max_pixels={max_pixels}"
         )
-    if isinstance(labels, str):  # a sequence too, of its letters
-        raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
-    if labels is None:
-        names = config.labels or tuple(str(i) for i in range(config.num_classes))
-    else:
-        names = tuple(labels)
-    if len(names) != config.num_classes:
-        raise ValueError(
-            f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
-        )
-    for label in names:  # each is a line of a file
-        if not isinstance(label, str) or not label.strip() or not label.isprintable():
-            raise ValueError(f"labels must be printable names. Received: {label!r}")
+    names = class_names(config, labels) or [str(i) for i in range(config.num_classes)]
     return Serving(
         dtype=dtype,
         activation=activation or probability_function(config),
         images=images,
-        labels=names,
+        labels=tuple(names),
         top_k=min(top_k, config.num_classes),
         max_batch_size=max_batch_size,
         max_pixels=max_pixels,

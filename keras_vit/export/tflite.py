@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.accuracy import Drop, check_drop
+from keras_vit.export.arguments import check_bound, check_choice, check_count, class_names
 from keras_vit.export.fuse import Folded, check_model, fold
 from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.quantize import calibration_images, quantise
@@ -130,18 +132,15 @@ def export_tflite(
     check_model(model)
     config = model.config
     target = check_file(path, FILE, overwrite)
-    for name, value, allowed in (
-        ("quantize", quantize, tuple(BOUNDS)),
-        ("activation", activation, (None, *PROBABILITIES)),
-        ("output", output, OUTPUTS),
-        ("images", images, IMAGES),
-    ):
-        if value not in allowed:
-            known = ", ".join(map(repr, allowed))
-            raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
-    names = _labels(config, labels)
-    _check_head(config, output, accuracy_data)
-    _check_numbers(batch_size, max_drop, bound)
+    check_choice("quantize", quantize, tuple(BOUNDS))
+    check_choice("activation", activation, (None, *PROBABILITIES))
+    check_choice("output", output, OUTPUTS)
+    check_choice("images", images, IMAGES)
+    check_bound(bound)
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+    names = class_names(config, config.labels if labels is None else labels)
+    _check_head(config, output, accuracy_data, max_drop)
     if description is not None and (not isinstance(description, str) or not description.strip()):
         raise ValueError(f"description must be a text. Received: description={description!r}")
     pictures = None if verify is None else checked_pictures(verify, config, images)
@@ -194,24 +193,7 @@ def export_tflite(
 # -- the arguments
 
 
-def _labels(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | None:
-    labels = config.labels if labels is None else labels
-    if labels is None:
-        return None
-    if isinstance(labels, str):  # a sequence too, of its letters
-        raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
-    names = list(labels)
-    if len(names) != config.num_classes:
-        raise ValueError(
-            f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
-        )
-    for label in names:  # each is a line of a file
-        if not isinstance(label, str) or not label.strip() or not label.isprintable():
-            raise ValueError(f"labels must be printable names. Received: {label!r}")
-    return names
-
-
-def _check_head(config: ViTConfig, output: str, accuracy_data: Any) -> None:
+def _check_head(config: ViTConfig, output: str, accuracy_data: Any, max_drop: Any) -> None:
     if output != "features" and not config.num_classes:
         raise ValueError(
             "output must be 'features' for a model without a head. "
@@ -222,19 +204,8 @@ def _check_head(config: ViTConfig, output: str, accuracy_data: Any) -> None:
             "accuracy_data must be None where the file gives no classes of an image. "
             f"Received: output={output!r}, pooling={config.pooling!r}"
         )
-
-
-def _check_numbers(batch_size: Any, max_drop: Any, bound: Any) -> None:
-    if batch_size is not None and (
-        not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1
-    ):
-        raise ValueError(
-            f"batch_size must be a positive int or None. Received: batch_size={batch_size!r}"
-        )
     if not isinstance(max_drop, int | float) or not max_drop >= 0:
         raise ValueError(f"max_drop must be a number of at least 0. Received: max_drop={max_drop}")
-    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
-        raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
 
 
 def _check_quantising(quantize: str | None, calibration: Any, float_ops: Any) -> None:

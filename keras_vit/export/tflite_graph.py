@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.export.arguments import check_choice
 from keras_vit.export.fuse import Block, Folded, Norm, Product
 
 OUTPUTS = ("probabilities", "logits", "features")
@@ -48,14 +49,9 @@ def to_float32_tflite(
     ...     fold(model), batch_size=1, output="logits", images="float32", activation="softmax"
     ... )
     """
-    for name, value, allowed in (
-        ("output", output, OUTPUTS),
-        ("images", images, IMAGES),
-        ("activation", activation, PROBABILITIES),
-    ):
-        if value not in allowed:
-            known = ", ".join(map(repr, allowed))
-            raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
+    check_choice("output", output, OUTPUTS)
+    check_choice("images", images, IMAGES)
+    check_choice("activation", activation, PROBABILITIES)
     if (output == "features") != (folded.head is None):
         has = "no head" if folded.head is None else "a head"
         raise ValueError(

@@ -10,6 +10,7 @@ import chromium_pipe
 import keras
 import numpy as np
 import pytest
+from classifier_visit import Visit
 from conformance import randomise
 from PIL import Image
 
@@ -84,74 +85,6 @@ def site(npm_install, served, files, tmp_path_factory):
     return served(folder)
 
 
-class Visit(chromium_pipe.Page):
-    """The page, opened, and what a visitor does there."""
-
-    def __init__(self, chromium, url, scheme="light"):
-        super().__init__(chromium, url, 900, 900, scheme, "#status")
-        self.wait("!/^Not started|[.]{3}$/.test(document.querySelector('#status').textContent)")
-
-    def wait(self, condition, seconds=60):
-        end = time.monotonic() + seconds
-        while not self.value(condition):
-            if time.monotonic() > end:
-                raise TimeoutError(f"{condition}: {self.said} {self.problem} {self.problems}")
-            time.sleep(0.02)
-
-    @property
-    def said(self):
-        return self.text("#status")
-
-    @property
-    def problem(self):
-        """What the page complains of; empty where it does not."""
-        return self.text("#problem")
-
-    def done(self, name):
-        """Waits until the page has dealt with a file."""
-        self.wait(
-            "(s => document.querySelector('#problem').textContent || s === 'Ready.' || "
-            f"s.startsWith({json.dumps(name + ': ')}))(document.querySelector('#status').textContent)"
-        )
-
-    def choose(self, field, file):
-        self.value("document.querySelector('#status').textContent = ''")
-        root = self.send("DOM.getDocument")["root"]["nodeId"]
-        node = self.send("DOM.querySelector", nodeId=root, selector=f"#{field}")["nodeId"]
-        self.send("DOM.setFileInputFiles", files=[str(file)], nodeId=node)
-        self.done(Path(file).name)
-
-    def drop(self, file):
-        self.value("document.querySelector('#status').textContent = ''")
-        data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
-        for kind in ("dragEnter", "dragOver", "drop"):
-            self.send("Input.dispatchDragEvent", type=kind, x=450, y=700, data=data)
-        self.done(Path(file).name)
-
-    def rows(self):
-        """The classes that are shown, with their probabilities as they are behind the text."""
-        assert not self.problem
-        return self.value(
-            "[...document.querySelectorAll('#classes li')].map(e => ["
-            "e.querySelector('.name').textContent, Number(e.querySelector('data').value)])"
-        )
-
-    @property
-    def outside(self):
-        """Addresses that are neither of this machine nor of the page itself."""
-        own = ("http://127.0.0.1:", "data:", "blob:")
-        return [url for url in self.requests if not url.startswith(own)]
-
-    @property
-    def errors(self):
-        """Problems without LiteRT's log, which goes to the console."""
-        return [p for p in self.problems if "args" not in p and not _is_warning(p)]
-
-
-def _is_warning(problem):
-    return problem.get("entry", {}).get("level") == "warning"
-
-
 @pytest.fixture
 def visit(chromium, site):
     page = Visit(chromium, site)
@@ -189,7 +122,9 @@ def compare(found, probabilities, labels, bound):
     assert worst < bound
     assert (likely[:, 0] - likely[:, 1] > bound).mean() > 0.8
     tops = [rows[0] for rows in found]
-    others = [abs(v - p[labels.index(n)]) for (n, v), p in zip(tops, probabilities[::-1], strict=True)]
+    others = [
+        abs(v - p[labels.index(n)]) for (n, v), p in zip(tops, probabilities[::-1], strict=True)
+    ]
     assert max(others) > 3 * bound
     return worst
 

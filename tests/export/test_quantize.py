@@ -159,6 +159,31 @@ def test_float_layers_stay_as_they_are(content):
     assert quantize._kept(["block_1"], ("block_1/mlp", "block_10/mlp")) == {"block_1/mlp"}
 
 
+def test_bias_behind_a_dead_unit_is_kept(monkeypatch):
+    """Of which int8 would have 2**31 steps, each of them next to nothing."""
+    model = tiny_model()
+    dense = model.get_layer("encoder_block_1").mlp.dense_1
+    dense.kernel.assign(np.asarray(dense.kernel) * np.where(np.arange(28) == 5, 1e-9, 1.0))
+    dense.bias.assign(np.where(np.arange(28) == 5, 2.0, np.asarray(dense.bias)))
+    content, wanted = converted(model), run(model, CALIBRATION)
+    assert error(quantize.quantise(content, "int8", calibration=CALIBRATION), wanted) < 0.04
+    monkeypatch.setattr(quantize, "_bias_fits", lambda *_: True)
+    assert error(quantize.quantise(content, "int8", calibration=CALIBRATION), wanted) > 0.06
+
+
+def test_layers_with_the_same_kernel_have_their_own_names():
+    model = tiny_model()
+    for i in range(2):
+        kernel = model.get_layer(f"encoder_block_{i}").mlp.dense_2.kernel
+        kernel.assign(np.zeros(kernel.shape))
+    content, wanted = converted(model), run(model, CALIBRATION)
+    assert set(quantize.layer_names(content)) == {"patches/projection", "head", *LAYERS}
+    found = quantize.quantise(
+        content, "int8", calibration=CALIBRATION, float_layers=["encoder_block_0/mlp/dense_2"]
+    )
+    assert error(found, wanted) < 0.04
+
+
 def test_ranges_are_those_of_the_images(model, content):
     ranges = quantize.measure_ranges(content, CALIBRATION)
     wanted = run(model, CALIBRATION)

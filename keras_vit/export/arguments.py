@@ -1,0 +1,42 @@
+"""The arguments that every export has, checked before any work is done."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_vit.config import ViTConfig
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    """Raises where an argument is none of the allowed values."""
+    if value not in allowed:
+        known = ", ".join(map(repr, allowed))
+        raise ValueError(f"{name} must be one of {known}. Received: {name}={value!r}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises where an argument is no number of things."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive int. Received: {name}={value!r}")
+
+
+def check_bound(bound: Any) -> None:
+    """Raises where the largest difference that is allowed is no such number."""
+    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
+        raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
+
+
+def class_names(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | None:
+    """The names of the classes: those given, or the config's, or None where it has none."""
+    if labels is None:
+        return None if config.labels is None else list(config.labels)
+    if isinstance(labels, str):  # a sequence too, of its letters
+        raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
+    names = list(labels)
+    if len(names) != config.num_classes:
+        raise ValueError(
+            f"labels must be num_classes={config.num_classes} names. Received: {len(names)} names"
+        )
+    for label in names:  # each is a line of a file
+        if not isinstance(label, str) or not label.strip() or not label.isprintable():
+            raise ValueError(f"labels must be printable names. Received: {label!r}")
+    return names
