@@ -264,6 +264,14 @@ def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
     cells = np.full((down * across, *filters.shape[1:3], 3), np.nan, "float32")
     cells[: len(filters)] = filters  # grey is repeated
     axis = tiled(cells.reshape(down, across, *cells.shape[1:]), title, (1, 1), bar=False)
+    from matplotlib.patches import Rectangle  # where it is missing, `tiled` has said so
+
+    for i in range(len(filters)):  # a white edge on white paper is still seen
+        row, column = divmod(i, across)
+        corner = column * (cells.shape[2] + 1) - 0.5, row * (height + 1) - 0.5
+        axis.add_patch(
+            Rectangle(corner, cells.shape[2], height, fill=False, edgecolor="0.6", linewidth=0.6)
+        )
     axis.set(xticks=[], yticks=[])
     axis.set_xlabel("each scaled to its own lowest (dark) and highest (bright) weight", size=9)
     return axis.figure

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from conformance import images, run, tiny_model
+from PIL import Image
 from typer.testing import CliRunner
 
 import keras_vit
@@ -45,6 +46,40 @@ def test_export_of_a_run_folder(call, tmp_path):
     x = images(model.config)
     np.testing.assert_allclose(opened.logits(x), run(model, x), atol=1e-4)
     assert call("savedmodels/flowers", "--to", "saved_model").exit_code == 1
+
+
+def test_export_of_a_phone_s_file(call, tmp_path):
+    model = tiny_model(labels=("cat", "dog", "emu"))
+    model.save(tmp_path / "pets.keras")
+    answers = runtime.open(tmp_path / "pets.keras")
+    for i in range(6):  # each picture where the model puts it, so that its accuracy is 100 %
+        pixels = np.random.default_rng(i).integers(0, 256, (24, 16, 3), dtype=np.uint8)
+        name = model.config.labels[answers.logits(pixels[None])[0].argmax()]
+        (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    options = ("--quantize", "int8", "--calibration", "photos", "--accuracy-data", "photos")
+    done = call("pets.keras", "--to", "tflite", *options, "--max-drop", 100, "--batch-size", 0)
+    assert done.exit_code == 0, done.exception
+    rows = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert rows["file"] == "pets.tflite" and rows["size"].endswith("MB, int8")
+    assert "the model's 100.00%, on 6 pictures" in rows["accuracy"]
+    assert runtime.open("pets.tflite").labels == ("cat", "dog", "emu")
+    again = call("pets.keras", "--to", "tflite")
+    assert isinstance(again.exception, FileExistsError)
+    (tmp_path / "photos" / "fox").mkdir()
+    wrong = call("pets.keras", "--to", "tflite", "--overwrite", "--accuracy-data", "photos")
+    assert "folders named as classes: cat, dog, emu. Received: fox" in str(wrong.exception)
+
+
+def test_export_of_an_onnx_file(call, tmp_path):
+    model = tiny_model()
+    model.save(tmp_path / "pets.keras")
+    done = call("pets.keras", "--to", "onnx", "--dtype", "float16", "--out", "a/b.onnx", "--json")
+    assert done.exit_code == 0, done.exception
+    facts = json.loads(done.stdout)
+    assert (facts["path"], facts["dtype"], facts["opset"]) == ("a/b.onnx", "float16", 20)
+    wrong = call("pets.keras", "--to", "onnx", "--quantize", "int8")
+    assert "--quantize must be left out with --to onnx" in str(wrong.exception)
 
 
 def test_export_without_tensorflow_says_how_to_get_it(call, monkeypatch):

@@ -14,13 +14,13 @@ pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="conversion starts from NumPy arrays"
 )
 FLOAT32 = 1e-5  # of the range
-CASES = {kind: (kind, {}) for kind in KINDS} | {
+# What differs only in how it is folded is `test_fuse`'s.
+FOLDED_ALIKE = {"learned_2d", "sincos_2d", "registers_only"}
+CASES = {kind: (kind, {}) for kind in KINDS if kind not in FOLDED_ALIKE} | {
     "post_norm_final_norm": ("post_norm", {"final_norm": "before_pooling", "qk_norm": True}),
     "pre_norm_no_final_norm": ("paper", {"final_norm": "none"}),
-    "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
     "patch_norm_no_positions": ("patch_norm", {"position_embedding": "none"}),
     "mean_of_patches_alone": ("no_class_token", {"position_embedding": "none"}),
-    "pre_logits_features": ("pre_logits", {"num_classes": 0}),
     "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
     "five_channels": ("paper", {"in_channels": 5, "depth": 1}),
 }
