@@ -83,7 +83,8 @@ def to_float32_tflite(
     with tf.device("CPU:0"):
         function = tf.function(run, input_signature=[spec], autograph=False)
         concrete = function.get_concrete_function()
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], tf.Module())
+        # With the module, for without it the variables would be lost, and nothing be said.
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], network.module)
         content = converter.convert()
     _check_operators(content)
     return content
@@ -100,6 +101,8 @@ class _Network:
         self.folded = folded
         self.config = folded.config
         self.batch = -1 if batch_size is None else batch_size
+        self.module = tf.Module()
+        self.module.kernels = {}
 
     def run(self, images):
         """Images (B, H, W, C) as floats to logits (B, K), or without a head to features."""
@@ -195,8 +198,19 @@ class _Network:
     def product(self, x, p: Product, name: str):
         tf = self.tf
         with tf.name_scope(name):
-            x = tf.matmul(x, tf.constant(p.kernel))
+            x = tf.matmul(x, self.kernel(p))
             return tf.nn.bias_add(x, tf.constant(p.bias)) if p.bias.any() else x
+
+    def kernel(self, p: Product):
+        """A variable, of which the converter makes a constant.
+
+        Constants it would copy so often that a gigabyte of them takes twenty.
+        """
+        place = self.tf.get_current_name_scope()  # a function is traced more than once
+        if place not in self.module.kernels:
+            with self.tf.init_scope():
+                self.module.kernels[place] = self.tf.Variable(p.kernel, trainable=False)
+        return self.module.kernels[place]
 
     def norm(self, x, n: Any, name: str):  # a Norm
         tf = self.tf
