@@ -57,6 +57,14 @@ class Images(enum.StrEnum):
     uint8 = "uint8"
 
 
+class Output(enum.StrEnum):
+    """What a `.tflite` file gives."""
+
+    probabilities = "probabilities"
+    logits = "logits"
+    features = "features"
+
+
 class Activation(enum.StrEnum):
     """From logits to probabilities."""
 
@@ -68,6 +76,7 @@ OPTIONS = {
     Target.saved_model: ("dtype", "version", "top_k", "max_batch_size", "max_pixels"),
     Target.tflite: (
         "quantize",
+        "output",
         "batch_size",
         "calibration",
         "float_layers",
@@ -106,6 +115,10 @@ def export(
     ] = None,
     quantize: Annotated[
         Quantize | None, typer.Option(help="tflite: int8 needs --calibration.")
+    ] = None,
+    output: Annotated[
+        Output | None,
+        typer.Option(help="tflite: by default probabilities, or without a head features."),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=0, help="tflite: images at a time; 0 for any number.")
@@ -162,6 +175,7 @@ def export(
     given = {
         "dtype": dtype,
         "quantize": quantize,
+        "output": output,
         "batch_size": batch_size,
         "calibration": calibration,
         "float_layers": float_layers,
@@ -174,10 +188,16 @@ def export(
         "overwrite": overwrite or None,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    for name in given.keys() - set(OPTIONS[to]):
-        option = "--" + name.replace("_", "-")
-        raise ValueError(f"{option} must be left out with --to {to.value}. Received: {option}")
-    names = None if labels is None else labels.read_text(encoding="utf-8").splitlines()
+    for name in given:
+        if name not in OPTIONS[to]:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} must be left out with --to {to.value}. Received: {option}")
+    if max_drop is not None and accuracy_data is None:
+        raise ValueError(
+            "--max-drop must come with --accuracy-data, on which it is measured. "
+            f"Received: --max-drop {max_drop:g}"
+        )
+    names = None if labels is None else _lines(labels)
     if to is not Target.onnx:
         check_tensorflow()
         os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # else a SavedModel needs a process
@@ -216,6 +236,8 @@ def _for_tflite(
 ) -> dict[str, Any]:
     """The options as `export_tflite` takes them: folders become pictures."""
     given = dict(given)
+    if not config.num_classes:
+        given.setdefault("output", "features")
     if given.get("quantize") == "none":
         given["quantize"] = None
     if given.get("batch_size") == 0:
@@ -223,9 +245,9 @@ def _for_tflite(
     if "float_layers" in given:
         given["float_layers"] = [name.strip() for name in given["float_layers"].split(",")]
     if "calibration" in given:
-        found = _pictures_in(given["calibration"])
-        few = found[:: max(1, len(found) // CALIBRATION)][:CALIBRATION]
-        given["calibration"] = np.stack([pictures.pixels(path, config) for path in few])
+        found = _pictures_in("--calibration", given["calibration"])
+        places = np.linspace(0, len(found) - 1, min(len(found), CALIBRATION)).astype(int)
+        given["calibration"] = np.stack([pictures.pixels(found[i], config) for i in places])
     if "accuracy_data" in given:
         folder, classes = given["accuracy_data"], names or config.labels
         if classes is None:
@@ -238,6 +260,12 @@ def _labelled(
     folder: Path, config: "ViTConfig", classes: list[str]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batches of the pictures in a folder of folders, with the numbers of their classes."""
+    if not classes:
+        raise ValueError(
+            "--accuracy-data must be left out for a model without a head. Received: num_classes=0"
+        )
+    if not folder.is_dir():
+        raise ValueError(f"--accuracy-data must be a folder. Received: {folder}")
     unknown = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name not in classes)
     if unknown:
         raise ValueError(
@@ -248,7 +276,7 @@ def _labelled(
         (path, number)
         for number, name in enumerate(classes)
         if (folder / name).is_dir()
-        for path in _pictures_in(folder / name)
+        for path in _pictures_in("--accuracy-data", folder / name)
     ]
     if not files:
         raise ValueError(f"--accuracy-data must hold pictures. Received: {folder}")
@@ -262,12 +290,21 @@ def _labelled(
     return batches()
 
 
-def _pictures_in(folder: Path) -> list[str]:
+def _pictures_in(option: str, folder: Path) -> list[str]:
     found = list(pictures.find([str(folder)]))
     for item in found:
         if item.problem:
-            raise ValueError(f"A folder of pictures must be given. {item.path}: {item.problem}")
+            raise ValueError(
+                f"{option} must hold pictures. Received: {item.path}, but {item.problem}"
+            )
     return [item.path for item in found]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()  # Windows may put a mark in front
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--labels must be a text in UTF-8. Received: {file}, {error}") from error
 
 
 def facts(export: Any) -> list[tuple[str, str]]:

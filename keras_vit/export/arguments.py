@@ -1,6 +1,6 @@
 """The arguments that every export has, checked before any work is done."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_vit.config import ViTConfig
@@ -21,7 +21,8 @@ def check_count(name: str, value: Any) -> None:
 
 def check_bound(bound: Any) -> None:
     """Raises where the largest difference that is allowed is no such number."""
-    if bound is not None and (not isinstance(bound, float | int) or not bound > 0):
+    number = isinstance(bound, float | int) and not isinstance(bound, bool)
+    if bound is not None and not (number and bound > 0):
         raise ValueError(f"bound must be a number greater than 0. Received: bound={bound!r}")
 
 
@@ -29,7 +30,7 @@ def class_names(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | 
     """The names of the classes: those given, or the config's, or None where it has none."""
     if labels is None:
         return None if config.labels is None else list(config.labels)
-    if isinstance(labels, str):  # a sequence too, of its letters
+    if isinstance(labels, str) or not isinstance(labels, Iterable):  # a text is one, of its letters
         raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
     names = list(labels)
     if len(names) != config.num_classes:

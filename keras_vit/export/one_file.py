@@ -14,9 +14,14 @@ def check_file(path: str | os.PathLike, suffix: str, overwrite: bool) -> Path:
         raise ValueError(f"path must end in {suffix}. Received: path={os.fspath(path)!r}")
     if target.is_dir():
         raise ValueError(f"path must not be a folder. Received: path={os.fspath(path)!r}")
-    if target.exists() and not overwrite:
+    if os.path.lexists(target) and not overwrite:  # a link that leads nowhere would be replaced too
         raise FileExistsError(
             f"path must not exist, or overwrite be True. Received: path={os.fspath(path)!r}"
+        )
+    above = next(folder for folder in Path(os.path.abspath(target)).parents if folder.exists())
+    if not above.is_dir():
+        raise ValueError(
+            f"path must be in a folder, and {above} is a file. Received: path={os.fspath(path)!r}"
         )
     return target
 
@@ -26,15 +31,15 @@ def new_file(target: Path) -> Iterator[Path]:
     """Gives a path beside `target` to write to, which becomes it when the block ends.
 
     When the block raises, nothing is left, nor the folders above that were made for it. A process
-    that is killed leaves a file named `.tmp-*`.
+    that is killed leaves a file named `.tmp-*`. A link is replaced, and what it leads to stays.
     """
     target = Path(os.path.abspath(target))
     made = [folder for folder in target.parents if not folder.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, for a rename is atomic only within one file system; with the same ending,
     # by which a runtime is chosen.
     beside = target.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(4)}-{target.name}")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield beside
         with beside.open("rb+") as file:
             os.fsync(file.fileno())

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.export.verify import checked_pictures
 from keras_vit.preprocessing import normalised
 from keras_vit.runtime.tflite import IDENTIFIER
 
@@ -114,16 +115,7 @@ def calibration_images(images: Any, config: ViTConfig, takes: str) -> np.ndarray
         config: The model's.
         takes: "float32" or "uint8", what the file's `images` are.
     """
-    array = np.asarray(images)
-    allowed = "uint8 pixels" if takes == "uint8" else "floats as the model takes them or uint8"
-    known = array.dtype == np.uint8 or (takes != "uint8" and array.dtype.kind == "f")
-    if not known or array.ndim != 4 or array.shape[1:] != config.input_shape or not len(array):
-        shape = ", ".join(map(str, config.input_shape))
-        raise ValueError(
-            f"calibration must be at least one image (count, {shape}) of {allowed}, for "
-            f"images={takes!r}. Received: {_described(images)}"
-        )
-    _check_finite(array)
+    array = checked_pictures(images, config, takes, "calibration")
     if takes == "uint8":
         return array
     return normalised(array, config) if array.dtype == np.uint8 else array.astype("float32")
@@ -202,6 +194,12 @@ def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
             values = interpreter.get_tensor(index)
             low[name] = min(low[name], float(values.min()))
             high[name] = max(high[name], float(values.max()))
+    for name in low:
+        if not np.isfinite([low[name], high[name]]).all():
+            raise ValueError(
+                "model must give finite activations for the images of calibration. "
+                f"Received: NaN or infinite ones in {name!r}"
+            )
     return {name: (low[name], high[name]) for name in low}
 
 
@@ -227,7 +225,7 @@ def quantise_layers(
             "pip install 'keras3-vit[export]'"
         ) from error
 
-    tool = quantizer.Quantizer(bytearray(content))
+    tool = quantizer.Quantizer(bytearray(_with_own_buffers(content)))
     names = qtyping.TFLOperationName
     for operator in read_operators(content):
         if operator.kind not in (*PRODUCTS, *kinds):
@@ -252,6 +250,28 @@ def quantise_layers(
             seen or None, enable_progress_bar=False, enable_progress_report=False
         )
     return bytes(result.quantized_model)
+
+
+def _with_own_buffers(content: bytes) -> bytes:
+    """The file with a buffer for each constant of another shape.
+
+    The converter keeps equal bytes once, such as the zeros of two kernels. Where these have as many
+    numbers but another shape, the quantizer gives both the scales of one, for another count.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools.flatbuffer_utils import convert_object_to_bytearray
+
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    shapes: dict[int, tuple[int, ...]] = {}
+    count = len(model.buffers)
+    for tensor in model.subgraphs[0].tensors:
+        shape = tuple(tensor.shape)
+        if model.buffers[tensor.buffer].data is None:
+            continue
+        if shapes.setdefault(tensor.buffer, shape) != shape:
+            model.buffers.append(schema.BufferT(model.buffers[tensor.buffer].data))
+            tensor.buffer = len(model.buffers) - 1
+    return content if len(model.buffers) == count else bytes(convert_object_to_bytearray(model))
 
 
 @contextlib.contextmanager
@@ -287,13 +307,9 @@ def _as_taken(images: Any, entry: Mapping[str, Any]) -> np.ndarray:
             f"calibration must be at least one image (count, {', '.join(map(str, shape))}) of "
             f"{np.dtype(entry['dtype'])}, as the file takes them. Received: {_described(images)}"
         )
-    _check_finite(array)
-    return array
-
-
-def _check_finite(array: np.ndarray) -> None:
     if not np.isfinite(array).all():
         raise ValueError("calibration must hold finite numbers. Received: NaN or infinite ones")
+    return array
 
 
 def _floats(data: Any) -> np.ndarray:

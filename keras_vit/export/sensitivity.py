@@ -2,7 +2,7 @@
 
 Some layers of a trained ViT see a few values that are far larger than all others, and 256 steps
 over such a range leave little for the rest. Which ones they are depends on the model and its
-images, so it is measured: those at the top of the table are for `float_ops`.
+images, so it is measured: those at the top of the table are for `float_layers`.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.accuracy import batches
+from keras_vit.export.arguments import check_count
 from keras_vit.export.fuse import check_model, fold
 from keras_vit.export.quantize import (
     BETWEEN,
@@ -64,9 +65,8 @@ class Sweep:
     """Of the float32 file on `data`; None without it."""
 
     def worst(self, count: int = 3) -> tuple[str, ...]:
-        """Layers that cost the most, the worst first: what `float_ops` takes."""
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"count must be a positive int. Received: count={count!r}")
+        """Layers that cost the most, the worst first: what `float_layers` takes."""
+        check_count("count", count)
         layers = [row for row in self.rows if row.what == "layer"]
         return tuple(row.name for row in _by_cost(layers)[:count])
 
@@ -116,23 +116,20 @@ def quantization_sweep(
         num_threads: To run the files on; None means LiteRT's default, which is one.
 
     Returns:
-        A `Sweep`. Print it for the table; `worst` gives what `export_tflite` takes as `float_ops`.
+        A `Sweep`. Print it for the table; `worst` gives layers for the `float_layers` of
+        `export_tflite`.
 
     Example:
 
     >>> sweep = keras_vit.quantization_sweep(model, images)
     >>> print(sweep)
     >>> keras_vit.export_tflite(
-    ...     model, path, quantize="int8", calibration=images, float_ops=sweep.worst(2)
+    ...     model, path, quantize="int8", calibration=images, float_layers=sweep.worst(2)
     ... )
     """
     check_model(model)
-    if num_threads is not None and (
-        not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1
-    ):
-        raise ValueError(
-            f"num_threads must be a positive int or None. Received: num_threads={num_threads!r}"
-        )
+    if num_threads is not None:
+        check_count("num_threads", num_threads)
     config = model.config
     calibration = calibration_images(calibration, config, "float32")
     images, labels = calibration, None

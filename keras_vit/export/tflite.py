@@ -69,7 +69,7 @@ def export_tflite(
     images: str = "float32",
     description: str | None = None,
     calibration: Any = None,
-    float_ops: Sequence[str] = (),
+    float_ops: Sequence[str] | None = None,
     accuracy_data: Any = None,
     max_drop: float = 1.0,
     bound: float | None = None,
@@ -156,7 +156,7 @@ def export_tflite(
         folded, batch_size=batch_size, output=output, images=images, activation=activation
     )
     if quantize:
-        content = quantise(content, quantize, calibration=calibration, float_layers=float_ops)
+        content = quantise(content, quantize, calibration=calibration, float_layers=float_ops or ())
     record = {
         "format": FORMAT,
         "config": config.to_dict(),
@@ -241,12 +241,12 @@ def _without_head(folded: Folded, model: ViT) -> Folded:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import version
+    import tensorflow as tf
 
     return {
         "keras_vit": importlib.import_module("keras_vit").__version__,
         "keras": keras.__version__,
-        **{name: version(name) for name in ("tensorflow", "ai-edge-litert", "ai-edge-quantizer")},
+        "tensorflow": tf.__version__,
     }
 
 

@@ -68,24 +68,27 @@ def made_pictures(config: ViTConfig, count: int = sum(BATCHES)) -> np.ndarray:
     return np.stack([_picture(seed, config.input_shape) for seed in range(count)])
 
 
-def checked_pictures(images: Any, config: ViTConfig, takes: str) -> np.ndarray:
-    """What is to be compared on, as an array, or an error before any work is done.
+def checked_pictures(
+    images: Any, config: ViTConfig, takes: str, name: str = "verify"
+) -> np.ndarray:
+    """Images that a user gives to an export, as an array, or an error before any work is done.
 
     Args:
-        images: The argument `verify`.
+        images: The argument.
         config: The model's.
         takes: "float32" or "uint8", what the export's `images` are.
+        name: Of the argument.
     """
     array = np.asarray(images)
     allowed = "uint8 pixels" if takes == "uint8" else "floats as the model takes them or uint8"
     known = array.dtype == np.uint8 or (takes != "uint8" and array.dtype.kind == "f")
     if not known or array.shape[1:] != config.input_shape or array.ndim != 4 or not len(array):
         raise ValueError(
-            f"verify must be at least one image (batch, {', '.join(map(str, config.input_shape))}) "
+            f"{name} must be at least one image (batch, {', '.join(map(str, config.input_shape))}) "
             f"of {allowed}, for images={takes!r}. Received: shape {array.shape}, {array.dtype}"
         )
     if not np.isfinite(array).all():
-        raise ValueError("verify must hold finite numbers. Received: NaN or infinite ones")
+        raise ValueError(f"{name} must hold finite numbers. Received: NaN or infinite ones")
     return array
 
 
@@ -117,6 +120,8 @@ def verify_export(
         if name == "logits" and export.log_probabilities:
             logarithms = _log_probabilities(wanted, export.activation)
             wanted, found = (np.maximum(x, LEAST_LOGARITHM) for x in (logarithms, found))
+            # Probabilities are rounded however near the logits are to each other, or all 0.
+            scale = max(scale, 1.0)
         difference = compare(name, wanted, found, bound, scale)
         results[name] = (wanted, found, difference, scale)
     wanted, found, difference, scale = results[outputs[0]]

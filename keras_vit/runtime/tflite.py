@@ -122,9 +122,9 @@ class TFLiteRuntime(Runtime):
         return {wanted: values}
 
     def _engine(self) -> str:
-        from importlib.metadata import version
+        import ai_edge_litert
 
-        return f"LiteRT {version('ai-edge-litert')}"
+        return f"LiteRT {ai_edge_litert.__version__}"
 
 
 def _interpreter(content: bytes, num_threads: int | None) -> Any:

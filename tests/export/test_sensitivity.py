@@ -126,5 +126,5 @@ def test_bad_arguments_are_refused_before_any_work(model, labels):
     ):
         with pytest.raises(ValueError, match=message):
             quantization_sweep(*arguments)
-    with pytest.raises(ValueError, match="num_threads must be a positive int or None. Received"):
+    with pytest.raises(ValueError, match="num_threads must be a positive int. Received"):
         quantization_sweep(model, PIXELS, num_threads=0)
