@@ -28,8 +28,9 @@ def check_bound(bound: Any) -> None:
 
 def class_names(config: ViTConfig, labels: Sequence[str] | None) -> list[str] | None:
     """The names of the classes: those given, or the config's, or None where it has none."""
+    labels = config.labels if labels is None else labels
     if labels is None:
-        return None if config.labels is None else list(config.labels)
+        return None
     if isinstance(labels, str) or not isinstance(labels, Iterable):  # a text is one, of its letters
         raise ValueError(f"labels must be a sequence of names. Received: labels={labels!r}")
     names = list(labels)

@@ -69,7 +69,7 @@ def export_tflite(
     images: str = "float32",
     description: str | None = None,
     calibration: Any = None,
-    float_ops: Sequence[str] | None = None,
+    float_layers: Sequence[str] | None = None,
     accuracy_data: Any = None,
     max_drop: float = 1.0,
     bound: float | None = None,
@@ -110,7 +110,7 @@ def export_tflite(
         description: What the model is, for people.
         calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
             `images="float32"` floats as the model takes them. A hundred are enough.
-        float_ops: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
+        float_layers: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
         accuracy_data: Images and their classes, `(images, labels)` or batches of them: the file
             must classify them as well as the model.
         max_drop: Points of accuracy that the file may lose on them.
@@ -139,12 +139,12 @@ def export_tflite(
     check_bound(bound)
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    names = class_names(config, config.labels if labels is None else labels)
+    names = class_names(config, labels)
     _check_head(config, output, accuracy_data, max_drop)
     if description is not None and (not isinstance(description, str) or not description.strip()):
         raise ValueError(f"description must be a text. Received: description={description!r}")
     pictures = None if verify is None else checked_pictures(verify, config, images)
-    _check_quantising(quantize, calibration, float_ops)
+    _check_quantising(quantize, calibration, float_layers)
     if calibration is not None:
         calibration = calibration_images(calibration, config, images)
         pictures = calibration[:CALIBRATED] if pictures is None else pictures
@@ -156,7 +156,9 @@ def export_tflite(
         folded, batch_size=batch_size, output=output, images=images, activation=activation
     )
     if quantize:
-        content = quantise(content, quantize, calibration=calibration, float_layers=float_ops or ())
+        content = quantise(
+            content, quantize, calibration=calibration, float_layers=float_layers or ()
+        )
     record = {
         "format": FORMAT,
         "config": config.to_dict(),
@@ -208,17 +210,17 @@ def _check_head(config: ViTConfig, output: str, accuracy_data: Any, max_drop: An
         raise ValueError(f"max_drop must be a number of at least 0. Received: max_drop={max_drop}")
 
 
-def _check_quantising(quantize: str | None, calibration: Any, float_ops: Any) -> None:
+def _check_quantising(quantize: str | None, calibration: Any, float_layers: Any) -> None:
     if (calibration is None) == (quantize == "int8"):
         rule = "be typical images" if quantize == "int8" else "be None"
         raise ValueError(
             f"calibration must {rule} for quantize={quantize!r}. "
             f"Received: calibration={'None' if calibration is None else '...'}"
         )
-    if isinstance(float_ops, str) or (float_ops and not quantize):
+    if isinstance(float_layers, str) or (float_layers and not quantize):
         raise ValueError(
-            "float_ops must be names of layers, and None without quantize. "
-            f"Received: float_ops={float_ops!r}, quantize={quantize!r}"
+            "float_layers must be names of layers, and None without quantize. "
+            f"Received: float_layers={float_layers!r}, quantize={quantize!r}"
         )
 
 

@@ -116,13 +116,12 @@ def verify_export(
                 f"index {', '.join(map(str, place[1:]))}"
             )
         found = np.concatenate([getattr(export, name)(part) for part in _batches(images)])
-        scale = max(float(np.ptp(wanted)), float(np.abs(wanted).max()))
+        scale = allowed = max(float(np.ptp(wanted)), float(np.abs(wanted).max()))
         if name == "logits" and export.log_probabilities:
             logarithms = _log_probabilities(wanted, export.activation)
             wanted, found = (np.maximum(x, LEAST_LOGARITHM) for x in (logarithms, found))
-            # Probabilities are rounded however near the logits are to each other, or all 0.
-            scale = max(scale, 1.0)
-        difference = compare(name, wanted, found, bound, scale)
+            allowed = max(scale, 1.0)  # probabilities are rounded even where all logits are 0
+        difference = compare(name, wanted, found, bound, allowed)
         results[name] = (wanted, found, difference, scale)
     wanted, found, difference, scale = results[outputs[0]]
     same = None

@@ -107,7 +107,7 @@ def test_quantised_exports_are_smaller_and_near(tmp_path):
 def test_layers_stay_in_float32_on_request(tmp_path):
     model = tiny_model()
     sizes = [
-        export_tflite(model, tmp_path / f"{i}.tflite", quantize="dynamic", float_ops=names).size
+        export_tflite(model, tmp_path / f"{i}.tflite", quantize="dynamic", float_layers=names).size
         for i, names in enumerate([(), ["encoder_block_1"]])
     ]
     assert sizes[1] > sizes[0] + 3 * TINY.width**2  # a byte in place of four
@@ -189,8 +189,8 @@ BAD = {
         "quantize": "int8",
         "calibration": np.full((2, *TINY.input_shape), np.nan, "float32"),
     },
-    "float_ops must be names": {"float_ops": ["head"]},
-    "float_layers must name layers": {"quantize": "dynamic", "float_ops": ["encoder_block_7"]},
+    "float_layers must be names": {"float_layers": ["head"]},
+    "float_layers must name layers": {"quantize": "dynamic", "float_layers": ["encoder_block_7"]},
     "accuracy_data must be None": {"accuracy_data": (pixels(), [0]), "output": "features"},
 }
 
