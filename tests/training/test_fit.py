@@ -200,6 +200,7 @@ def test_a_run_leaves_its_folder(finished):
     folder, wanted, reached = finished
     names = {p.name for p in folder.iterdir()}
     files = {"recipe.json", "log.jsonl", "report.md", "curves.png", "confusion.png"}
+    files |= {f"{name}.png" for name in ("rollout", "features", "distance", "filters", "positions")}
     assert names == files | {"model.keras", "results.json", "logs", "checkpoints", "lock"}
     assert recipe.read(folder / "recipe.json") == wanted
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
