@@ -22,7 +22,7 @@ def explain(
     ],
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture file.")],
     page: Annotated[
-        Path, typer.Option("--out", help="The page to write, in place of one that is there.")
+        Path, typer.Option("--out", help="The page to write, .html, in place of one that is there.")
     ] = Path("report.html"),
     title: Annotated[
         str | None, typer.Option(help="What stands above; by default the picture's name.")

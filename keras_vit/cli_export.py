@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit import pictures
+from keras_vit.export.one_file import check_file
 from keras_vit.export.requirement import check_tensorflow
 
 if TYPE_CHECKING:
@@ -198,6 +199,10 @@ def export(
             f"Received: --max-drop {max_drop:g}"
         )
     names = None if labels is None else _lines(labels)
+    folder, ending = ("savedmodels/", "") if to is Target.saved_model else ("", f".{to.value}")
+    place = place or Path(f"{folder}{_name(source)}{ending}")
+    if ending:
+        check_file(place, ending, overwrite)  # before a model is fetched
     if to is not Target.onnx:
         check_tensorflow()
         os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # else a SavedModel needs a process
@@ -215,10 +220,6 @@ def export(
     given = {name: getattr(v, "value", v) for name, v in given.items()}
     if to is Target.tflite:
         given = _for_tflite(given, opened.config, names)
-    if place is None:
-        folder = "savedmodels/" if to is Target.saved_model else ""
-        ending = "" if to is Target.saved_model else f".{to.value}"
-        place = Path(f"{folder}{_name(source)}{ending}")
     with cli._step("Exporting"):
         written = getattr(library, f"export_{to.value}")(opened.model, place, **given)
     if as_json:

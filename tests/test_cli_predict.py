@@ -112,11 +112,11 @@ def test_predict_draws_bars_on_a_terminal(call, monkeypatch, columns):
 def test_predict_progress_stays_out_of_the_results(call, monkeypatch):
     console = cli_predict.Console(force_terminal=True, width=80, file=io.StringIO())
     monkeypatch.setattr(cli_predict, "err", console)
-    done = call("model.keras", "photos", "nothing.png", "--json", "--batch-size", 1)
-    assert done.exit_code == 1
+    done = call("model.keras", "nothing.png", "photos", "--json", "--batch-size", 1)
+    assert done.exit_code == 1  # though all is well in the last batches
     assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [
-        *[{"image", "classes"}] * 3,
         {"image", "error"},
+        *[{"image", "classes"}] * 3,
     ]
     assert "3/4" in console.file.getvalue() and "nothing.png: there is" in console.file.getvalue()
 

@@ -1,6 +1,8 @@
 """A TFLite file in LiteRT: any number of images, either kind, and what it refuses."""
 
+import functools
 import json
+import sys
 
 import keras
 import numpy as np
@@ -18,21 +20,30 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+same_model = functools.cache(tiny_model)
+
+
+@functools.cache
+def converted(kind="paper", output="logits", takes="float32", batch_size=2):
+    """A file without metadata."""
+    return tflite_graph.to_float32_tflite(
+        fuse.fold(same_model(kind)),
+        batch_size=batch_size,
+        output=output,
+        images=takes,
+        activation="softmax",
+    )
+
+
 @pytest.fixture(scope="module")
 def write(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tflite")
 
     def write(name, output="logits", takes="float32", batch_size=2, kind="paper", **changes):
         path = folder / f"{name}.tflite"
-        model = tiny_model(kind)
+        model = same_model(kind)
         if not path.exists():
-            content = tflite_graph.to_float32_tflite(
-                fuse.fold(model),
-                batch_size=batch_size,
-                output=output,
-                images=takes,
-                activation="softmax",
-            )
+            content = converted(kind, output, takes, batch_size)
             record = {"format": 1, "config": model.config.to_dict(), "labels": None}
             record |= {"activation": "softmax", "output": output, "images": takes} | changes
             path.write_bytes(add_metadata(content, record, "tiny", "A tiny model"))
@@ -114,11 +125,8 @@ def test_images_of_another_shape_are_refused(write):
 
 def test_file_that_is_none_of_ours_is_refused(write, tmp_path):
     content = write("fixed")[0].read_bytes()
-    plain = tflite_graph.to_float32_tflite(
-        fuse.fold(tiny_model()), batch_size=1, output="logits", images="uint8", activation="softmax"
-    )
     path = tmp_path / "other.tflite"
-    for wrong in (b"", b"PK", plain, content[: len(content) // 2], content[:100]):
+    for wrong in (b"", b"PK", converted(), content[: len(content) // 2], content[:100]):
         path.write_bytes(wrong)
         with pytest.raises(ValueError, match=r"as keras_vit.export_tflite writes it.*other.tflite"):
             runtime.open(path)
@@ -136,3 +144,10 @@ def test_record_says_what_the_file_is(write):
     opened = TFLiteRuntime(write("labelled", labels=["a", "b", "c"], more=1)[0])
     assert opened.labels == ("a", "b", "c") and opened.record["more"] == 1
     assert json.dumps(opened.record)
+
+
+def test_missing_litert_is_named(write, monkeypatch):
+    path, _ = write("fixed")
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
+    with pytest.raises(ImportError, match="ai-edge-litert must be installed"):
+        TFLiteRuntime(path)

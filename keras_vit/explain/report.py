@@ -55,7 +55,7 @@ def write_report(
         model: A `ViT`.
         picture: One picture: a path, a PIL image, or an array `(H, W)` or `(H, W, C)` of pixels
             from 0 to 255.
-        path: The file to write; it appears whole, in place of one that is there.
+        path: The file to write, .html or .htm; it appears whole, in place of one that is there.
         title: What stands above; by default the picture's file name.
         top_k: Classes that are named, and explained by gradients.
 
@@ -70,8 +70,11 @@ def write_report(
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
         raise ValueError(f"top_k must be a positive int. Received: top_k={top_k!r}")
     target = Path(path)
-    if target.is_dir():
-        raise ValueError(f"path must be a file, not a folder. Received: path={os.fspath(path)!r}")
+    if target.suffix.lower() not in (".html", ".htm") or target.is_dir():  # no picture or model
+        raise ValueError(
+            "path must be a file, and no folder, whose name ends in .html or .htm. "
+            f"Received: path={os.fspath(path)!r}"
+        )
     opened = open_picture(picture, model.config)
     if title is None:
         named = isinstance(picture, str | os.PathLike)

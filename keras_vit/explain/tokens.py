@@ -27,7 +27,8 @@ def check_model(model: Any) -> None:
 
 def checked_images(images: Any, config: ViTConfig) -> np.ndarray:
     """Images as the model takes them, in float32; uint8 pixels of its size are normalised."""
-    array = np.asarray(images)
+    # A tensor may be on a GPU or have a gradient, of which NumPy alone makes nothing.
+    array = np.asarray(ops.convert_to_numpy(images) if ops.is_tensor(images) else images)
     known = array.dtype.kind == "f" or array.dtype == np.uint8
     if array.ndim != 4 or not len(array) or array.shape[1:] != config.input_shape or not known:
         raise ValueError(

@@ -16,6 +16,7 @@ from keras_vit.export.arguments import check_bound, check_choice, check_count, c
 from keras_vit.export.fuse import Folded, check_model, fold
 from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.quantize import calibration_images, quantise
+from keras_vit.export.requirement import check_tensorflow
 from keras_vit.export.tflite_graph import IMAGES, OUTPUTS, PROBABILITIES, to_float32_tflite
 from keras_vit.export.tflite_metadata import add_metadata
 from keras_vit.export.verify import (
@@ -129,6 +130,7 @@ def export_tflite(
     >>> export = keras_vit.export_tflite(model, "flowers.tflite", quantize="dynamic")
     >>> export.size, export.latency
     """
+    check_tensorflow()
     check_model(model)
     config = model.config
     target = check_file(path, FILE, overwrite)

@@ -17,6 +17,7 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.export.arguments import check_choice
 from keras_vit.export.fuse import Block, Folded, Norm, Product
+from keras_vit.runtime.tflite import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
 IMAGES = ("float32", "uint8")
@@ -255,9 +256,7 @@ def _of_pixels(folded: Folded, gain: np.ndarray, offset: np.ndarray) -> Folded:
 
 def _check_operators(content: bytes) -> None:
     """Raises where an operator is not built in, such as a Flex one, which no phone has."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(content)
+    model = litert("schema_py_generated").Model.GetRootAs(content)
     codes = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
     if others := [code.CustomCode().decode() for code in codes if code.CustomCode()]:
         raise RuntimeError(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.runtime.tflite import RECORD
+from keras_vit.runtime.tflite import RECORD, litert
 
 LABELS = "labels.txt"
 TASKS = "TFLITE_METADATA"
@@ -45,8 +45,8 @@ def add_metadata(content: bytes, record: Mapping[str, Any], name: str, descripti
     Returns:
         The file's content: the model, and behind it an archive with the labels if it has any.
     """
-    import flatbuffers
-    from ai_edge_litert import schema_py_generated as schema
+    schema = litert("schema_py_generated")
+    import flatbuffers  # which comes with LiteRT
 
     class Aligned(schema.BufferT):
         """A buffer that keeps the alignment, which Python's bindings do not."""

@@ -128,7 +128,7 @@ class TFLiteRuntime(Runtime):
 
 
 def _interpreter(content: bytes, num_threads: int | None) -> Any:
-    interpreter = _litert("interpreter").Interpreter(model_content=content, num_threads=num_threads)
+    interpreter = litert("interpreter").Interpreter(model_content=content, num_threads=num_threads)
     interpreter.allocate_tensors()
     return interpreter
 
@@ -138,7 +138,7 @@ def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
     record = None
     if content[4:8] == IDENTIFIER:
         with contextlib.suppress(struct.error, IndexError, TypeError, AttributeError, ValueError):
-            model = _litert("schema_py_generated").Model.GetRootAs(content)
+            model = litert("schema_py_generated").Model.GetRootAs(content)
             pieces = [model.Metadata(i) for i in range(model.MetadataLength())]
             places = {piece.Name(): piece.Buffer() for piece in pieces}
             buffer = model.Buffers(places.get(RECORD.encode(), 0))  # 0 is empty
@@ -156,7 +156,8 @@ def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
     return record
 
 
-def _litert(module: str) -> Any:
+def litert(module: str) -> Any:
+    """A module of LiteRT, or an error that says how to get it."""
     import importlib
 
     try:

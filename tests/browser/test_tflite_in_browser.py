@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 from classifier_visit import Visit
-from conformance import randomise
+from conformance import TINY, randomise
 from PIL import Image
 
-from keras_vit import ViT, ViTConfig, preprocessing, runtime
+from keras_vit import ViT, preprocessing, runtime
 from keras_vit.export.tflite import export_tflite
 from keras_vit.runtime.tflite import TFLiteRuntime
 
@@ -30,14 +30,8 @@ PAGE = ROOT / "docs" / "browser"
 TRAINED = ROOT / "runs" / "cifar10" / "model.keras"
 # The largest difference of a probability between two builds of one runtime. What is scaled by
 # each input rounds differently where a processor's way of adding up products differs.
-BOUNDS = {None: 1e-5, "dynamic": 0.03}
-CONFIG = ViTConfig(
-    image_size=(24, 16),
-    patch_size=8,
-    width=20,
-    depth=2,
-    num_heads=5,
-    mlp_dim=28,
+BOUNDS = {None: 1e-5, "float16": 1e-5, "dynamic": 0.03, "int8": 0.03}
+CONFIG = TINY.replace(
     num_classes=7,
     labels=("cat", "dog", "élan", "<b>emu</b>", "fox", "gnu", "hen"),
     pixel_mean=(0.4, 0.5, 0.6),
@@ -62,7 +56,9 @@ def files(model, tmp_path_factory):
     folder, files = tmp_path_factory.mktemp("files"), {}
     for name, options in {
         "plain": {},
+        "float16": {"quantize": "float16"},
         "dynamic": {"quantize": "dynamic"},
+        "int8": {"quantize": "int8", "calibration": patches(20, seed=9)},
         "pixels": {"output": "logits", "images": "uint8", "activation": "sigmoid"},
         "features": {"output": "features"},
         "four": {"batch_size": 4},
@@ -134,7 +130,7 @@ def compare(found, probabilities, labels, bound):
 
 @pytest.mark.parametrize("quantize", list(BOUNDS))
 def test_page_classifies_as_python_does(visit, files, tmp_path, quantize):
-    model = TFLiteRuntime(files["dynamic" if quantize else "plain"])
+    model = TFLiteRuntime(files[quantize or "plain"])
     pictures = patches(6)
     visit.choose("model", model.path)
     found = []
@@ -155,7 +151,7 @@ def test_page_runs_pixels_to_logits(visit, files, tmp_path):
     compare(found, model.probabilities(pictures), CONFIG.labels, 1e-5)
 
 
-@pytest.mark.parametrize("quantize", list(BOUNDS))
+@pytest.mark.parametrize("quantize", [None, "dynamic"])
 def test_page_classifies_real_pictures_as_python_does(visit, tmp_path, quantize):
     if not TRAINED.exists():
         pytest.skip("runs/cifar10 has no model: python -m training.train cifar10")

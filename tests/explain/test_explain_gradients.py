@@ -1,10 +1,13 @@
 """Maps from gradients, against finite differences of the paper's equations in NumPy."""
 
+import json
+
+import explain_cases
 import keras
 import numpy as np
 import pytest
-from conformance import arrays, images, tiny_model
-from explain_cases import case, run, weights
+from conformance import arrays, images, run, tiny_model
+from explain_cases import case, weights
 
 from keras_vit import explain
 from keras_vit.explain import gradients
@@ -43,7 +46,7 @@ def attention_slopes(config, values, image, chosen):
             def look(n, a):
                 return a + shifts.reshape(-1, length, length) if n == call else None
 
-            y = run(config, values, np.repeat(image[None], len(shifts), 0), look)
+            y = explain_cases.run(config, values, np.repeat(image[None], len(shifts), 0), look)
             return logit(config, y, chosen)
 
         found.append(slopes(of, length**2).reshape(length, length))
@@ -63,7 +66,9 @@ def token_slopes(config, values, image, chosen, block):
             return z + shifts.reshape(-1, *shape)
 
         x = np.repeat(image[None], len(shifts), 0)
-        return logit(config, run(config, values, x, lambda n, a: None, before_block), chosen)
+        return logit(
+            config, explain_cases.run(config, values, x, lambda n, a: None, before_block), chosen
+        )
 
     found = slopes(of, shape[0] * shape[1]).reshape(shape)
     return tokens[0], found
@@ -131,6 +136,20 @@ def test_top_class_is_explained_by_default():
         assert np.abs(found - explained(model, x, (top + 1) % 3)).max() > 1e-3
 
 
+def test_gradients_behind_a_cast_to_half_precision():
+    def function(x):
+        inner = keras.ops.cast(3 * keras.ops.cast(x, "float32"), "float16")  # as attention ends
+        return keras.ops.sum(keras.ops.cast(keras.ops.square(inner), "float32")), inner
+
+    found = gradients._gradients(function, keras.ops.cast([1, 2, 4], "float16"))
+    for array, right in zip(found, ([18, 36, 72], [3, 6, 12], [6, 12, 24]), strict=True):
+        assert array.dtype == "float32"
+        np.testing.assert_array_equal(array, right)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="compiles for long; what differs is tested above"
+)
 def test_half_precision_points_to_the_same_patches():
     model, x, _ = case("registers")
     for policy in ("mixed_float16", "mixed_bfloat16")[: 1 + TENSORFLOW]:
@@ -158,6 +177,25 @@ def test_adapters_are_differentiated_too():
         if v.path.endswith("lora_kernel_b"):
             v.assign(np.random.default_rng(0).normal(size=v.shape))
     assert np.abs(explain.attention_gradient(model, x, 1) - plain).max() > 1e-3
+
+
+def test_explanations_leave_the_model_as_it_was():
+    model = tiny_model("registers", dropout=0.5, attention_dropout=0.5, drop_path=0.5)
+    x = images(model.config, count=2)
+    before = run(model, x), json.dumps(model.get_config()), arrays(model)
+    nodes = [len(layer._inbound_nodes) for layer in model.layers]
+    names = set(vars(model))
+    first = explain.attention_maps(model, x)
+    np.testing.assert_array_equal(first, explain.attention_maps(model, x))  # nothing is dropped
+    explain.attention_gradient(model, x)
+    explain.grad_cam(model, x)
+    explain.region_similarity(model, x)
+    after = run(model, x), json.dumps(model.get_config()), arrays(model)
+    np.testing.assert_array_equal(before[0], after[0])
+    assert before[1] == after[1] and set(vars(model)) == names
+    assert nodes == [len(layer._inbound_nodes) for layer in model.layers]
+    for path, value in before[2].items():
+        np.testing.assert_array_equal(value, after[2][path], err_msg=path)
 
 
 @tensorflow_only
@@ -219,6 +257,6 @@ def test_reference_weights_are_not_all_alike():
     model, x, expected = case("registers")
     config, values = model.config, arrays(model)
     np.testing.assert_array_equal(expected, weights(config, values, x))
-    still = run(config, values, x, lambda n, a: None)
-    moved = run(config, values, x, lambda n, a: a + 0.1 if n == 3 else None)
+    still = explain_cases.run(config, values, x, lambda n, a: None)
+    moved = explain_cases.run(config, values, x, lambda n, a: a + 0.1 if n == 3 else None)
     assert np.abs(still - moved).max() > 1e-3

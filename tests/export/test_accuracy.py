@@ -69,6 +69,17 @@ def test_drop_counts_both_on_the_same_images():
     assert check_drop(Reader((0, 1)), Reader(), made(), 0).points == -20.0
 
 
+def test_drop_counts_every_batch():
+    images, labels = made(AT_A_TIME + 40)
+    last = AT_A_TIME + 39
+    parts = [(images[:9], labels[:9]), (images[9:100], labels[9:100]), (images[100:], labels[100:])]
+    for data in ((images, labels), iter(parts)):
+        drop = check_drop(Reader((0,)), Reader((0, 50, last)), data, 1)
+        assert (drop.reference.images, drop.export.images) == (len(labels), len(labels))
+        assert (drop.reference.correct, drop.export.correct) == (last, last - 2)
+        assert drop.same_top_class == (last - 1) / len(labels)
+
+
 def test_drop_above_the_limit_is_refused_with_the_figures():
     message = (
         r"at most max_drop=9.9 points of accuracy. Received: 80.00% on 10 images, where the "

@@ -66,9 +66,59 @@ def test_export_of_a_phone_s_file(call, tmp_path):
     assert runtime.open("pets.tflite").labels == ("cat", "dog", "emu")
     again = call("pets.keras", "--to", "tflite")
     assert isinstance(again.exception, FileExistsError)
+    (tmp_path / "empty").mkdir()
+    for wrong, message in (
+        (("--max-drop", 1), "--max-drop must come with --accuracy-data"),
+        (("--quantize", "int8", "--calibration", "empty"), "--calibration must hold pictures. Rec"),
+        (("--accuracy-data", "pets.keras"), "--accuracy-data must be a folder. Received: pets"),
+    ):
+        done = call("pets.keras", "--to", "tflite", "--overwrite", *wrong)
+        assert done.exit_code == 1 and message in str(done.exception)
     (tmp_path / "photos" / "fox").mkdir()
     wrong = call("pets.keras", "--to", "tflite", "--overwrite", "--accuracy-data", "photos")
     assert "folders named as classes: cat, dog, emu. Received: fox" in str(wrong.exception)
+
+
+def test_export_of_a_model_without_a_head(call, tmp_path):
+    tiny_model("features", depth=1).save(tmp_path / "eyes.keras")
+    done = call("eyes.keras", "--to", "tflite")
+    assert done.exit_code == 0, done.exception
+    assert runtime.open("eyes.tflite").outputs == ("features",)
+    (tmp_path / "photos").mkdir()
+    wrong = call("eyes.keras", "--to", "tflite", "--overwrite", "--accuracy-data", "photos")
+    assert "--accuracy-data must be left out for a model without" in str(wrong.exception)
+
+
+def test_calibration_pictures_are_chosen_evenly(monkeypatch):
+    count = cli_export.CALIBRATION
+    for found in (3, count, 2 * count - 1, 5 * count):
+        monkeypatch.setattr(cli_export.pictures, "pixels", lambda path, config: int(path))
+        names = [cli_export.pictures.Found(str(i)) for i in range(found)]
+        monkeypatch.setattr(cli_export.pictures, "find", lambda folders, names=names: names)
+        given = cli_export._for_tflite({"calibration": "photos"}, tiny_model().config, None)
+        chosen = given["calibration"]
+        assert len(set(chosen)) == min(found, count)
+        assert (chosen[0], chosen[-1]) == (0, found - 1)
+        assert np.ptp(np.diff(chosen)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--calibration", "photos"], "--calibration must be left out with --to onnx"),
+        (["--top-k", "2"], "--top-k must be left out with --to onnx. Received: --top-k"),
+        (["--labels", "labels.txt"], "--labels must be a text in UTF-8. Received: labels.txt"),
+        (["--labels", "none.txt"], "none.txt"),
+        (["--out", "labels.onnx"], "path must not exist, or overwrite be True"),
+        (["--out", "labels.txt/x.onnx"], "path must be in a folder, and "),
+        (["--out", "x.tflite"], "path must end in .onnx. Received: path='x.tflite'"),
+    ],
+)
+def test_wrong_option_is_named_before_any_work(call, tmp_path, options, message):
+    (tmp_path / "labels.txt").write_bytes("Églantine".encode("latin-1"))
+    (tmp_path / "labels.onnx").touch()
+    done = call("no such model", "--to", "onnx", *options)
+    assert done.exit_code == 1 and message in str(done.exception)
 
 
 def test_export_of_an_onnx_file(call, tmp_path):

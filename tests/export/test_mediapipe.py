@@ -13,9 +13,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from conformance import randomise
+from conformance import TINY, randomise
 
-from keras_vit import ViT, ViTConfig, runtime
+from keras_vit import ViT, runtime
 from keras_vit.export.tflite import export_tflite
 
 pytestmark = [
@@ -28,16 +28,7 @@ HERE = Path(__file__).parent
 TRAINED = HERE.parents[1] / "runs" / "cifar10" / "model.keras"
 MEDIAPIPE = "mediapipe==1.2.0"
 MODES = (None, "float16", "dynamic", "int8")
-CONFIG = ViTConfig(
-    image_size=(24, 16),
-    patch_size=8,
-    width=20,
-    depth=2,
-    num_heads=5,
-    mlp_dim=28,
-    num_classes=3,
-    labels=("cat", "dog", "élan"),
-)
+CONFIG = TINY.replace(labels=("cat", "dog", "élan"))
 BY_CHANNEL = {"pixel_mean": (0.4, 0.5, 0.6), "pixel_std": (0.2, 0.3, 0.25)}
 
 

@@ -153,6 +153,19 @@ def test_onnx_has_one_operator_for_each_thing_and_readable_names():
     assert {n.attribute[0].s for n in tanh if n.op_type == "Gelu"} == {b"tanh"}
 
 
+@on_tensorflow
+def test_onnx_in_float16_multiplies_in_it_and_takes_softmax_in_float32():
+    graph = onnx.shape_inference.infer_shapes(made(tiny_model(), dtype="float16")).graph
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
+    for kind, wanted in (("Softmax", "FLOAT"), ("MatMul", "FLOAT16"), ("Gelu", "FLOAT16")):
+        nodes = [node for node in graph.node if node.op_type == kind]
+        found = {types[node.input[0]] for node in nodes}
+        assert len(nodes) >= 2 and found == {onnx.TensorProto.DataType.Value(wanted)}
+    products = {n.name: types[n.input[0]] for n in graph.node if n.op_type == "Gemm"}
+    assert products.pop("head/Gemm") == onnx.TensorProto.FLOAT
+    assert set(products.values()) == {onnx.TensorProto.FLOAT16}
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     model = tiny_model(labels=("cat", "dog", "élan vital"), pixel_mean=(0.4, 0.5, 0.6))
@@ -233,6 +246,10 @@ def test_export_onnx_replaces_a_file_only_when_told(tmp_path):
     assert path.read_bytes() == b"mine"
     export = export_onnx(model, path, overwrite=True)
     assert export.verification.same_top_class is None
+    with pytest.raises(ValueError, match="within 1e-12 of their range"):
+        export_onnx(model, path, overwrite=True, bound=1e-12)
+    x = images(model.config, 2)
+    assert export_onnx(model, path, overwrite=True, verify=x).verification.images == 2
     with pytest.raises(ValueError, match="must have a head"):
         OnnxRuntime(path).logits(images(model.config))
 
@@ -267,9 +284,11 @@ def test_export_onnx_refuses_what_it_cannot_write(tmp_path, monkeypatch):
         ("labels must be num_classes=3", {"labels": ["a", "b"]}),
         ("labels must be printable", {"labels": ["a", "b", "c\n"]}),
         ("labels must be a sequence", {"labels": "abc"}),
+        ("labels must be a sequence", {"labels": 3}),
         (f"opset must be an int from 20 to {newest}", {"opset": 19}),
         (f"opset must be an int from 20 to {newest}", {"opset": newest + 1}),
         ("bound must be", {"bound": 0}),
+        ("bound must be", {"bound": True}),
         ("verify must be", {"verify": np.zeros((1, 8, 8, 3))}),
     ):
         with pytest.raises(ValueError, match=words + "(.|\n)*Received"):

@@ -82,6 +82,20 @@ def kinds_by_type(content):
     return found
 
 
+def layers_by_type(content):
+    """Layers by the type of what they read at run time."""
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    graph, found = model.subgraphs[0], {}
+    for operator in graph.operators:
+        if len(operator.inputs) < 2:
+            continue
+        read, weight = (graph.tensors[i] for i in operator.inputs[:2])
+        name = weight.name.decode().rpartition("/")[0]
+        if name in ("patches/projection", "head", *LAYERS):
+            found.setdefault(read.type, set()).add(name)
+    return found
+
+
 def test_modes_give_the_model_and_smaller_files(model, content):
     wanted = run(model, CALIBRATION)
     assert error(content, wanted) < 1e-5
@@ -123,6 +137,10 @@ def test_int8_leaves_what_is_between_the_products_in_float(content):
     found = quantize.quantise(content, "int8", calibration=CALIBRATION)
     assert kinds_by_type(found) == {"FULLY_CONNECTED", "QUANTIZE", "DEQUANTIZE"}
     assert not kinds_by_type(quantize.quantise(content, "dynamic"))
+    assert layers_by_type(found) == {
+        schema.TensorType.INT8: set(LAYERS),
+        schema.TensorType.FLOAT32: {"patches/projection", "head"},
+    }
     # Negative control: int8 everywhere.
     ranges = quantize.measure_ranges(content, CALIBRATION)
     how = dict.fromkeys(quantize.layer_names(content), "int8")
@@ -182,6 +200,31 @@ def test_layers_with_the_same_kernel_have_their_own_names():
         content, "int8", calibration=CALIBRATION, float_layers=["encoder_block_0/mlp/dense_2"]
     )
     assert error(found, wanted) < 0.04
+
+
+def test_kernels_of_the_same_bytes_and_another_shape_have_their_own_scales():
+    """As a block has that does nothing: the converter keeps its zeros once."""
+    model = tiny_model()
+    for dense in (model.blocks[0].mlp.dense_1, model.blocks[0].mlp.dense_2):
+        dense.kernel.assign(np.zeros(dense.kernel.shape))
+    content, wanted = converted(model), run(model, CALIBRATION)
+    for mode, calibration in (("dynamic", None), ("int8", CALIBRATION)):
+        found = quantize.quantise(content, mode, calibration=calibration)
+        assert error(found, wanted) < 0.05
+        for tensor, _ in kernels(found).values():
+            assert len(tensor.quantization.scale) == tensor.shape[0]
+    assert quantize._with_own_buffers(content) != content
+    assert quantize._with_own_buffers(converted(tiny_model())) == converted(tiny_model())
+
+
+def test_activations_that_are_not_finite_are_refused():
+    model = tiny_model()
+    bias = model.blocks[0].mlp.dense_1.bias
+    bias.assign(np.full(bias.shape, np.nan))
+    with pytest.raises(
+        ValueError, match="finite activations for .* Received: NaN .*_0/mlp/dense_1"
+    ):
+        quantize.quantise(converted(model), "int8", calibration=CALIBRATION)
 
 
 def test_ranges_are_those_of_the_images(model, content):

@@ -1,5 +1,8 @@
 """`export_tflite`: a file that is verified, that says what it is, or that is not there."""
 
+import functools
+import importlib.util
+
 import keras
 import numpy as np
 import pytest
@@ -10,9 +13,22 @@ from keras_vit.export import fuse, tflite
 from keras_vit.export.tflite import export_tflite
 
 LABELS = ["rose", "tulip, red", "Gänseblümchen"]
-tensorflow_only = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="files are made alike everywhere"
-)
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def tensorflow_only(test):
+    """Skips a test elsewhere, and leaves out the latency, which is the first test's."""
+    skip = pytest.mark.skipif(not ON_TENSORFLOW, reason="files are made alike everywhere")
+    return skip(pytest.mark.usefixtures("untimed")(test))
+
+
+@pytest.fixture
+def untimed(monkeypatch):
+    monkeypatch.setattr(tflite, "_latencies", lambda exported, model: [1.0, 1.0])
+
+
+# A model that was run is not traced again: for tests that leave it as it is.
+same_model = functools.cache(tiny_model)
 
 
 def pixels(config=TINY, count=5, seed=4):
@@ -20,10 +36,15 @@ def pixels(config=TINY, count=5, seed=4):
 
 
 def converts_to(monkeypatch, model):
-    """Has every export write this model in place of its own."""
-    convert = tflite.to_float32_tflite
-    folded = fuse.fold(model)
-    monkeypatch.setattr(tflite, "to_float32_tflite", lambda _, **how: convert(folded, **how))
+    """Has every export write this model's probabilities in place of its own."""
+    content = tflite.to_float32_tflite(
+        fuse.fold(model),
+        batch_size=1,
+        output="probabilities",
+        images="float32",
+        activation="softmax",
+    )
+    monkeypatch.setattr(tflite, "to_float32_tflite", lambda *_, **how: content)
 
 
 def test_export_writes_the_model_on_every_backend(tmp_path):
@@ -49,7 +70,7 @@ def test_export_writes_the_model_on_every_backend(tmp_path):
 @tensorflow_only
 def test_export_gives_logits_or_features(tmp_path):
     model = tiny_model(dtype="mixed_bfloat16")  # its weights are in float32
-    full = tiny_model()
+    full = same_model()
     x = images(TINY)
     logits = export_tflite(model, tmp_path / "logits.tflite", output="logits", batch_size=2)
     np.testing.assert_allclose(runtime.open(logits.path).logits(x), run(full, x), atol=1e-5)
@@ -60,7 +81,7 @@ def test_export_gives_logits_or_features(tmp_path):
     assert features.verification.same_top_class is None
     assert features.verification.features_difference < 1e-5
     for kind in ("pre_logits", "features"):
-        model = tiny_model(kind)
+        model = same_model(kind)
         export = export_tflite(model, features.path, output="features", overwrite=True)
         assert export.verification.features_difference < 1e-5
 
@@ -105,7 +126,7 @@ def test_quantised_exports_are_smaller_and_near(tmp_path):
 
 @tensorflow_only
 def test_layers_stay_in_float32_on_request(tmp_path):
-    model = tiny_model()
+    model = same_model()
     sizes = [
         export_tflite(model, tmp_path / f"{i}.tflite", quantize="dynamic", float_layers=names).size
         for i, names in enumerate([(), ["encoder_block_1"]])
@@ -115,7 +136,7 @@ def test_layers_stay_in_float32_on_request(tmp_path):
 
 @tensorflow_only
 def test_int8_is_compared_on_what_it_was_calibrated_on(tmp_path):
-    model = tiny_model()
+    model = same_model()
     arguments = {"quantize": "int8", "calibration": pixels(count=70)}
     assert export_tflite(model, tmp_path / "a.tflite", **arguments).verification.images == 64
     export = export_tflite(model, tmp_path / "b.tflite", **arguments, verify=pixels(count=3))
@@ -125,27 +146,27 @@ def test_int8_is_compared_on_what_it_was_calibrated_on(tmp_path):
 @tensorflow_only
 def test_file_that_is_not_the_model_gets_no_name(tmp_path, monkeypatch):
     path = tmp_path / "new" / "a.tflite"
-    converts_to(monkeypatch, tiny_model(seed=9))
+    converts_to(monkeypatch, same_model(seed=9))
     with pytest.raises(ValueError, match="must be the model's within 1e-05"):
-        export_tflite(tiny_model(), path)
+        export_tflite(same_model(), path)
     assert not list(tmp_path.iterdir())
-    export_tflite(tiny_model(seed=9), path)
+    export_tflite(same_model(seed=9), path)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="must be the model's within"):
-        export_tflite(tiny_model(), path, overwrite=True)
+        export_tflite(same_model(), path, overwrite=True)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-    export_tflite(tiny_model(), path, overwrite=True, bound=1e3)  # the bound is what refuses
+    export_tflite(same_model(), path, overwrite=True, bound=1e3)  # the bound is what refuses
 
 
 @tensorflow_only
 def test_file_that_is_less_accurate_gets_no_name(tmp_path, monkeypatch):
-    model = tiny_model(seed=2)
+    model = same_model(seed=2)
     x = pixels(count=40)
     top = runtime.KerasRuntime(model).logits(x).argmax(-1)
     assert len(set(top)) > 1
     export = export_tflite(model, tmp_path / "a.tflite", accuracy_data=(x, top), max_drop=0)
     assert export.accuracy.export.top_1 == export.accuracy.same_top_class == 1
-    converts_to(monkeypatch, tiny_model(seed=9))
+    converts_to(monkeypatch, same_model(seed=9))
     arguments = {"accuracy_data": (x, top), "bound": 1e3}
     with pytest.raises(ValueError, match="must lose at most max_drop=1 points"):
         export_tflite(model, tmp_path / "b.tflite", **arguments)
@@ -199,7 +220,7 @@ BAD = {
 @pytest.mark.parametrize("words", BAD)
 def test_bad_argument_is_named_and_leaves_no_file(words, tmp_path):
     with pytest.raises(ValueError, match=words + "(.|\n)*Received"):
-        export_tflite(tiny_model(), tmp_path / "a.tflite", **BAD[words])
+        export_tflite(same_model(), tmp_path / "a.tflite", **BAD[words])
     assert not list(tmp_path.iterdir())
 
 
@@ -212,17 +233,25 @@ def test_bad_model_or_path_is_named(tmp_path):
     for model, name, words in (
         (keras.Sequential(), "a.tflite", "model must be a keras_vit.ViT"),
         (quantised, "a.tflite", "model must not be quantised"),
-        (tiny_model("features"), "a.tflite", "output must be 'features' for a model without"),
-        (tiny_model(), "a.onnx", "path must end in .tflite"),
-        (tiny_model(), "folder.tflite", "path must not be a folder"),
+        (same_model("features"), "a.tflite", "output must be 'features' for a model without"),
+        (same_model(), "a.onnx", "path must end in .tflite"),
+        (same_model(), "folder.tflite", "path must not be a folder"),
     ):
         with pytest.raises(ValueError, match=words + "(.|\n)*Received"):
             export_tflite(model, tmp_path / name)
     with pytest.raises(FileExistsError, match="path must not exist"):
-        export_tflite(tiny_model(), tmp_path / "there.tflite")
+        export_tflite(same_model(), tmp_path / "there.tflite")
     broken = tiny_model()
     broken.get_layer("head").bias.assign([0, np.nan, 0])
     with pytest.raises(ValueError, match="model must give finite logits"):
         export_tflite(broken, tmp_path / "a.tflite")
     assert (tmp_path / "there.tflite").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@tensorflow_only
+def test_missing_tensorflow_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="tensorflow must be installed to export"):
+        export_tflite(same_model(), tmp_path / "a.tflite")
+    assert not list(tmp_path.iterdir())

@@ -86,9 +86,11 @@ def test_file_of_another_model_is_not_the_model():
         assert error(answer(wrong, x), run(model, x)) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["paper", "patch_norm", "mean"])
-def test_file_without_a_batch_size_takes_any(kind):
-    model = tiny_model(kind)
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("paper", {}), ("patch_norm", {"pooling": "mean_all"})]
+)
+def test_file_without_a_batch_size_takes_any(kind, changes):
+    model = tiny_model(kind, **changes)
     content = convert(fuse.fold(model), batch_size=None)
     for count in (1, 5):
         x = images(model.config, count)

@@ -196,7 +196,8 @@ function showAttention() {
   const peaks = floats(data.attention.peaks);
   const sums = floats(data.attention.sums);
   const context = canvasOf("attention-map");
-  const fixed = data.classToken ? "class token" : "mean of the patches";
+  const pooled = data.pooling === "mean_all" ? "mean of all tokens" : "mean of the patches";
+  const fixed = data.classToken ? "class token" : pooled;
   const chosen = {
     layer: layers - 1,
     head: "mean",

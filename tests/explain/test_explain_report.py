@@ -172,6 +172,8 @@ def test_report_shows_pictures_of_every_mode(mode, channels):
         ({"top_k": 0}, "top_k must be a positive int. Received: top_k=0"),
         ({"top_k": True}, "Received: top_k=True"),
         ({"path": "."}, "path must be a file"),
+        ({"path": "cat.jpg"}, "name ends in .html or .htm. Received: path='cat.jpg'"),
+        ({"path": "page"}, "Received: path='page'"),
         ({"picture": np.zeros((4, 5, 2))}, "picture must be"),
         ({"picture": "nothing.png"}, "nothing.png: it cannot be read: No such file"),
     ],
