@@ -226,6 +226,9 @@ def test_overlay_covers_the_marked_patch():
     figure = plots.plot_attention_rollout(model, pixels())
     base, whole, shown = figure.axes[0].images
     assert base.get_extent() == [0, WIDTH, HEIGHT, 0]
+    luma = np.asarray(Image.fromarray(pixels()).convert("L"))
+    expected = np.interp(luma, (0, 255), panels.GREY)
+    np.testing.assert_allclose(whole.get_array()[..., 0], expected, atol=1)
     shift = whole.get_extent()[0]
     left, right, bottom, top = shown.get_extent()
     across, down = (right - left) / 2, (bottom - top) / 3
@@ -237,6 +240,14 @@ def test_overlay_covers_the_marked_patch():
     got[1, 1] = -1
     assert got.max() < -0.85
     assert 0 < left - shift < right - shift < WIDTH  # and not all of it is seen
+
+
+@only_once
+def test_picture_of_another_size_is_made_to_fit():
+    figure = plots.plot_patch_pca(model_of("paper"), [pixels(), pixels(80, 60)])
+    left, right, bottom, top = figure.axes[0].images[3].get_extent()  # after one, grey, and its map
+    np.testing.assert_allclose([right - left, bottom - top], [30, 40])
+    assert left > WIDTH
 
 
 @only_once
@@ -352,3 +363,5 @@ def test_plots_refuse_what_a_model_lacks():
         plots.plot_position_similarity(model_of("no_positions"))
     with pytest.raises(ValueError, match="num_classes=0"):
         plots.plot_grad_cam(model_of("features"), pixels())
+    with pytest.raises(ValueError, match="classes must .* Received: classes='cat'"):
+        plots.plot_grad_cam(model_of("paper", labels=("cat", "cat", "dog")), pixels(), "cat")

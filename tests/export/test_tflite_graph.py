@@ -144,7 +144,7 @@ def test_file_has_few_operators_and_names_that_say_where_they_are():
     assert rows(mean)["encoder_block_1/mlp/dense_2/MatMul"] == tokens
 
 
-def test_operator_that_is_not_built_in_is_refused():
+def test_operator_that_is_not_built_in_is_refused(monkeypatch):
     import tensorflow as tf
 
     spec = tf.TensorSpec([3], tf.float32)
@@ -153,6 +153,9 @@ def test_operator_that_is_not_built_in_is_refused():
     converter.target_spec.supported_ops = [tf.lite.OpsSet.SELECT_TF_OPS]
     with pytest.raises(RuntimeError, match=r"built-in operators alone.*FlexErf"):
         tflite_graph._check_operators(converter.convert())
+    checked = []
+    monkeypatch.setattr(tflite_graph, "_check_operators", checked.append)
+    assert [convert(fuse.fold(tiny_model(depth=1)))] == checked  # every file is
 
 
 def test_bad_arguments_are_named(monkeypatch):
