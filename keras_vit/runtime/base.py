@@ -108,6 +108,16 @@ class Runtime:
         return array.astype("float32", copy=False)
 
 
+def check_threads(num_threads: Any) -> None:
+    """Raises where an argument is no number of threads, nor None."""
+    if num_threads is None:
+        return
+    if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
+        raise ValueError(
+            f"num_threads must be a positive int or None. Received: num_threads={num_threads!r}"
+        )
+
+
 def probability_function(config: ViTConfig) -> str:
     """The function from a model's logits to probabilities: softmax, unless it says sigmoid."""
     return "sigmoid" if config.classifier_activation == "sigmoid" else "softmax"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.runtime.base import Runtime
+from keras_vit.runtime.base import Runtime, check_threads
 
 RECORD = "keras_vit"
 """The metadata that says what the file is, as JSON."""
@@ -38,12 +38,7 @@ class OnnxRuntime(Runtime):
     kind = "onnx"
 
     def __init__(self, path: str | os.PathLike, num_threads: int | None = None):
-        if num_threads is not None and (
-            not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1
-        ):
-            raise ValueError(
-                f"num_threads must be a positive int or None. Received: num_threads={num_threads!r}"
-            )
+        check_threads(num_threads)
         self._session = _session(path, num_threads)
         self.record = _record(self._session.get_modelmeta().custom_metadata_map, path)
         labels = self.record["labels"]

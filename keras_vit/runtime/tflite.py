@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.runtime.base import Runtime
+from keras_vit.runtime.base import Runtime, check_threads
 
 RECORD = "keras_vit"
 """The metadata that says what the file is, as JSON."""
@@ -47,12 +47,7 @@ class TFLiteRuntime(Runtime):
     kind = "tflite"
 
     def __init__(self, path: str | os.PathLike, num_threads: int | None = None):
-        if num_threads is not None and (
-            not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1
-        ):
-            raise ValueError(
-                f"num_threads must be a positive int or None. Received: num_threads={num_threads!r}"
-            )
+        check_threads(num_threads)
         content = Path(path).read_bytes()
         self.record = _record(content, path)
         labels = self.record["labels"]
