@@ -50,9 +50,15 @@ def new_file(target: Path) -> Iterator[Path]:
             for folder in made:
                 folder.rmdir()
         raise
-    if os.name != "nt":  # where a folder cannot be opened
-        handle = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    flush_folder(target.parent)
+
+
+def flush_folder(path: Path) -> None:
+    """Waits until the names in a folder are on the disk."""
+    if os.name == "nt":
+        return  # a folder cannot be opened there
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from keras_vit.export.one_file import flush_folder
+
 
 def check_version(path: Path, version: int | None) -> None:
     """Raises where a version cannot be written, before any work is done."""
@@ -49,7 +51,7 @@ def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Pa
         yield temporary, placed
         _flush(temporary)
         placed.append(_place(temporary, path, version))
-        _flush_folder(path)
+        flush_folder(path)
     finally:
         if not placed:
             shutil.rmtree(temporary)
@@ -89,14 +91,4 @@ def _flush(path: Path) -> None:
         else:
             with entry.open("rb+") as file:
                 os.fsync(file.fileno())
-    _flush_folder(path)
-
-
-def _flush_folder(path: Path) -> None:
-    if os.name == "nt":
-        return  # a folder cannot be opened there
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    flush_folder(path)
