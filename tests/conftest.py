@@ -1,6 +1,14 @@
 """What every test needs: a known seed, and a torchvision that imports beside a CPU torch."""
 
 import importlib.util
+import os
+
+if os.environ.get("KERAS_BACKEND") == "jax":
+    # A tiny model is compiled for longer than it runs: a quarter of the time of these tests.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    )
 
 import keras
 import pytest
