@@ -27,8 +27,10 @@ def check_file(path: str | os.PathLike, suffix: str, overwrite: bool) -> Path:
 
 
 @contextlib.contextmanager
-def new_file(target: Path) -> Iterator[Path]:
+def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
     """Gives a path beside `target` to write to, which becomes it when the block ends.
+
+    Without `overwrite` a file that has come there meanwhile stays, and this raises.
 
     When the block raises, nothing is left, nor the folders above that were made for it. A process
     that is killed leaves a file named `.tmp-*`. A link is replaced, and what it leads to stays.
@@ -43,6 +45,7 @@ def new_file(target: Path) -> Iterator[Path]:
         yield beside
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
+        check_file(target, target.suffix, overwrite)
         os.replace(beside, target)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -28,12 +28,10 @@ from keras_vit.export.verify import (
     Verification,
     checked_pictures,
     float32_model,
-    latencies,
-    made_pictures,
+    latencies_of_both,
     verify_export,
 )
 from keras_vit.model import ViT
-from keras_vit.preprocessing import normalised
 from keras_vit.runtime import KerasRuntime
 from keras_vit.runtime.base import probability_function
 from keras_vit.runtime.onnx import FORMAT, RECORD, OnnxRuntime
@@ -154,7 +152,7 @@ def export_onnx(
     )
     _describe(made, record)
     reference = KerasRuntime(float32_model(model))
-    with new_file(target) as beside:
+    with new_file(target, overwrite) as beside:
         beside.write_bytes(made.SerializeToString(deterministic=True))
         del made
         onnx.checker.check_model(os.fspath(beside), full_check=True)
@@ -169,7 +167,7 @@ def export_onnx(
         if bound is None:
             bound = BOUNDS[dtype]
         verification = verify_export(reference, exported, bound, pictures)
-        latency, plain_latency = _latencies(exported, reference.model)
+        latency, plain_latency = latencies_of_both(exported, reference.model)
         size = beside.stat().st_size
     return Export(
         path=target,
@@ -259,18 +257,3 @@ def _versions() -> dict[str, str]:
         "keras": keras.__version__,
         **{name: version(name) for name in ("onnx", "onnxruntime")},
     }
-
-
-def _latencies(exported: OnnxRuntime, model: ViT) -> list[float]:
-    """Milliseconds for one image: of the file, and of the model itself."""
-    pixels = made_pictures(model.config, 1)
-    floats = normalised(pixels, model.config)
-    images = pixels if exported.images == "uint8" else floats
-    plain = model.predict_on_batch
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        # Faster on a processor than what `predict` compiles.
-        function = tf.function(lambda x: model(x, training=False), autograph=False)
-        floats, plain = tf.constant(floats), function
-    return latencies([lambda: exported.run(images), lambda: plain(floats)])

@@ -23,12 +23,10 @@ from keras_vit.export.verify import (
     Verification,
     checked_pictures,
     float32_model,
-    latencies,
-    made_pictures,
+    latencies_of_both,
     verify_export,
 )
 from keras_vit.model import ViT
-from keras_vit.preprocessing import normalised
 from keras_vit.runtime import KerasRuntime
 from keras_vit.runtime.base import probability_function
 from keras_vit.runtime.tflite import FORMAT, TFLiteRuntime
@@ -173,7 +171,7 @@ def export_tflite(
     }
     description = description or f"A Vision Transformer ({_size(config)}), made by keras_vit"
     content = add_metadata(content, record, target.stem, description)
-    with new_file(target) as beside:
+    with new_file(target, overwrite) as beside:
         beside.write_bytes(content)
         exported = TFLiteRuntime(beside)
         if bound is None:
@@ -182,7 +180,9 @@ def export_tflite(
         accuracy = None
         if accuracy_data is not None:
             accuracy = check_drop(reference, exported, accuracy_data, max_drop)
-        latency, plain_latency = _latencies(exported, reference.model)
+        latency, plain_latency = latencies_of_both(
+            exported, reference.model, exported.batch_size or 1
+        )
     return Export(
         path=target,
         quantize=quantize,
@@ -260,18 +260,3 @@ def _size(config: ViTConfig) -> str:
         f"{config.depth} blocks of width {config.width}, patches of {rows}x{columns}, "
         f"images of {height}x{width}"
     )
-
-
-def _latencies(exported: TFLiteRuntime, model: ViT) -> list[float]:
-    """Milliseconds for one image: of the file on one thread, and of the model itself."""
-    pixels = made_pictures(model.config, exported.batch_size or 1)
-    floats = normalised(pixels, model.config)
-    images = pixels if exported.images == "uint8" else floats
-    plain = model.predict_on_batch
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        function = tf.function(lambda x: model(x, training=False), autograph=False)
-        floats, plain = tf.constant(floats), function
-    found = latencies([lambda: exported.run(images), lambda: plain(floats)])
-    return [milliseconds / len(pixels) for milliseconds in found]

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.preprocessing import most_pixels, preprocess
+from keras_vit.preprocessing import most_pixels, normalised, preprocess
 from keras_vit.runtime.base import Runtime
 from keras_vit.runtime.saved_model import SavedModelRuntime
 
@@ -187,6 +188,22 @@ def latencies(functions: Sequence[Callable[[], Any]], seconds: float = 1.0) -> l
         if turn >= 2 and time.perf_counter() > end:
             break
     return best
+
+
+def latencies_of_both(export: Any, model: ViT, batch_size: int = 1) -> list[float]:
+    """Milliseconds for one image: of an exported file, and of the model itself on its backend."""
+    pixels = made_pictures(model.config, batch_size)
+    floats = normalised(pixels, model.config)
+    images = pixels if export.images == "uint8" else floats
+    plain: Any = model.predict_on_batch
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Faster on a processor than what `predict` compiles.
+        plain = tf.function(lambda x: model(x, training=False), autograph=False)
+        floats = tf.constant(floats)
+    found = latencies([lambda: export.run(images), lambda: plain(floats)])
+    return [milliseconds / batch_size for milliseconds in found]
 
 
 def compare(name: str, wanted: np.ndarray, found: np.ndarray, bound: float, scale: float) -> float:

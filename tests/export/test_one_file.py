@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def write(target, content=b"new"):
-    with new_file(target) as beside:
+    with new_file(target, True) as beside:
         beside.write_bytes(content)
         assert beside.parent == target.parent and beside.suffix == target.suffix
         assert not target.exists() or target.read_bytes() == b"old"
@@ -35,18 +35,18 @@ def test_new_file_appears_with_its_folders_and_replaces_another(tmp_path):
 def test_new_file_that_fails_leaves_what_was_there(tmp_path, error):
     for target in (tmp_path / "old.onnx", tmp_path / "a" / "b" / "x.onnx"):
         (tmp_path / "old.onnx").write_bytes(b"old")
-        with pytest.raises(error), new_file(target) as beside:
+        with pytest.raises(error), new_file(target, True) as beside:
             beside.write_bytes(b"half")
             raise error
         assert [p.name for p in tmp_path.iterdir()] == ["old.onnx"]
         assert (tmp_path / "old.onnx").read_bytes() == b"old"
-    with pytest.raises(FileNotFoundError), new_file(tmp_path / "x.onnx"):
+    with pytest.raises(FileNotFoundError), new_file(tmp_path / "x.onnx", True):
         pass  # nothing was written
     assert [p.name for p in tmp_path.iterdir()] == ["old.onnx"]
 
 
 def test_new_file_keeps_the_folder_that_another_uses_by_now(tmp_path):
-    with pytest.raises(ValueError), new_file(tmp_path / "a" / "x.onnx") as beside:
+    with pytest.raises(ValueError), new_file(tmp_path / "a" / "x.onnx", True) as beside:
         beside.write_bytes(b"half")
         (tmp_path / "a" / "y.onnx").write_bytes(b"another")
         raise ValueError
@@ -79,3 +79,11 @@ def test_path_that_cannot_be_written_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message + ".* Received: path="):
             check_file(path, ".onnx", True)
     assert check_file(tmp_path / "a" / "x.onnx", ".onnx", False) == tmp_path / "a" / "x.onnx"
+
+
+def test_file_that_came_meanwhile_stays(tmp_path):
+    target = tmp_path / "x.onnx"
+    with pytest.raises(FileExistsError, match="overwrite be True"), new_file(target, False) as new:
+        new.write_bytes(b"new")
+        target.write_bytes(b"another's")
+    assert target.read_bytes() == b"another's" and list(tmp_path.iterdir()) == [target]

@@ -24,7 +24,7 @@ def tensorflow_only(test):
 
 @pytest.fixture
 def untimed(monkeypatch):
-    monkeypatch.setattr(tflite, "_latencies", lambda exported, model: [1.0, 1.0])
+    monkeypatch.setattr(tflite, "latencies_of_both", lambda *_: [1.0, 1.0])
 
 
 # A model that was run is not traced again: for tests that leave it as it is.
@@ -156,6 +156,9 @@ def test_file_that_is_not_the_model_gets_no_name(tmp_path, monkeypatch):
         export_tflite(same_model(), path, overwrite=True)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
     export_tflite(same_model(), path, overwrite=True, bound=1e3)  # the bound is what refuses
+    with pytest.raises(ValueError, match="must be the model's within 0.3"):
+        converts_to(monkeypatch, same_model(seed=9))
+        export_tflite(same_model(), tmp_path / "b.tflite", quantize="int8", calibration=pixels())
 
 
 @tensorflow_only
