@@ -1,10 +1,13 @@
 """Which epoch of a run was the best, by one figure in the logs."""
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+
+logger = logging.getLogger(__name__)
 
 
 class Best:
@@ -24,10 +27,26 @@ class Best:
         self.monitor = monitor
         self.mode = mode
         self.found: dict[str, Any] | None = None
+        self._said = False
 
-    def update(self, model: keras.Model, logs: Mapping[str, float], step: int) -> bool:
-        """Whether the logs of an epoch that ended at `step` are the best so far."""
+    def update(
+        self, model: keras.Model, logs: Mapping[str, float], step: int, last: bool = False
+    ) -> bool:
+        """Whether the logs of an epoch, perhaps the last, that ended at `step` are the best so far.
+
+        A name that is not in them is said once, and not of an epoch that was not evaluated.
+        """
         value = logs.get(self.monitor) if self.monitor else None
+        if self.monitor and self.monitor not in logs and self.found is None and not self._said:
+            evaluated = any(name.startswith("val_") for name in logs)
+            if last or evaluated or not self.monitor.startswith("val_"):
+                self._said = True
+                logger.warning(
+                    "No checkpoint is kept as the best: monitor=%r is not in the logs, which have "
+                    "%s",
+                    self.monitor,
+                    ", ".join(logs),
+                )
         if value is None or not math.isfinite(value):
             return False
         mode = _direction(model, self.monitor) if self.mode == "auto" else self.mode

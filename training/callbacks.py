@@ -141,7 +141,10 @@ class EvaluateAverage(keras.callbacks.Callback):
     def on_test_begin(self, logs=None):
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         averages = optimizer._model_variables_moving_average
-        if self._kept is not None or not averages or not int(optimizer.iterations):
+        if self._kept is not None or not averages:
+            return
+        # Not by int(): a variable of several TensorFlow devices cannot be made one.
+        if not keras.ops.convert_to_numpy(optimizer.iterations):
             return  # before the first update there is no average
         variables = optimizer._trainable_variables
         self._kept = [(v, keras.ops.copy(v)) for v in variables]
@@ -173,8 +176,8 @@ class JsonLines(keras.callbacks.Callback):
     def set_state(self, state):
         """Goes on where a checkpoint was made; lines of epochs that come again are taken away."""
         self._start = time.monotonic() - state["seconds"]
-        if self.path.exists() and self.path.stat().st_size > state["size"]:
-            os.truncate(self.path, state["size"])
+        if self.path.exists():  # and where it was damaged, what is left of its last line
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n", 0, state["size"]) + 1)
 
     def on_train_begin(self, logs=None):
         self._start = time.monotonic()
@@ -184,8 +187,10 @@ class JsonLines(keras.callbacks.Callback):
         for name, value in (logs or {}).items():
             if name != "minutes_left":
                 line[name] = float(value) if math.isfinite(value) else None  # JSON has no NaN
-        with self.path.open("a", encoding="utf-8") as file:  # closed, so on its way to the disk
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint says how long it is, and reaches the disk too
 
 
 class EventFiles(keras.callbacks.Callback):

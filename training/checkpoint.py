@@ -13,29 +13,26 @@ steps that are left of it, with the metrics it had. What is saved is what the ne
 with: taken before any callback hears of that step, or after all have heard of an epoch's end.
 """
 
-import dataclasses
 import json
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
-from training import background, remembered, snapshots, variables
+from training import background, remembered, restart, snapshots, variables
 from training.best import Best
 from training.callbacks import ResumedBar
+from training.counting import Counter
 from training.distribution.devices import Devices
 from training.sigterm import CODE, Sigterm
 from training.snapshots import Start
 
 PAUSE = "the epoch is over"  # true, as model.stop_training; another's wish to stop replaces it
-SECONDS = 30  # that callbacks in other threads get to end a batch that the device has done
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +79,17 @@ class Checkpoint(keras.callbacks.Callback):
         devices: Devices | None = None,
     ):
         super().__init__()
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1. Received: keep={keep!r}")
+        if not (type(keep) is int and keep > 0):
+            raise ValueError(f"keep must be a number of checkpoints above 0. Received: {keep=}")
+        number = isinstance(every_minutes, (int, float))
+        if every_minutes is not None and not (number and every_minutes > 0):
+            raise ValueError(f"every_minutes must be None or above 0. Received: {every_minutes=}")
         if save_freq not in (None, "epoch") and not (type(save_freq) is int and save_freq > 0):
             raise ValueError(
                 f'save_freq must be None, "epoch" or a number of steps. Received: {save_freq=}'
             )
         json.dumps(extra)  # what cannot be saved is found before the first step
-        self.folder = Path(folder)
+        self.folder = Path(os.path.abspath(folder))  # wherever the program goes meanwhile
         self.every_minutes = every_minutes
         self.save_freq = save_freq
         self.keep = keep
@@ -101,19 +101,24 @@ class Checkpoint(keras.callbacks.Callback):
         self._others: list[keras.callbacks.Callback] = []
         self._bar: ResumedBar | None = None
         self._opened = False
-        self._pending: tuple[Start, snapshots.Snapshot] | None = None
+        self._restart: restart.Restart | None = None
         self._random: tuple[dict, dict] | None = None
         self._best = Best(monitor, mode)
         self._sigterm = Sigterm()
-        self._step = 0  # batches of the whole run
+        self._count = Counter()
+        self._said = False  # what checkpoints do not keep
         self._saved_step = 0
         self._saved_at = time.monotonic()
-        self._ends = threading.Condition()
 
     @property
     def interrupted(self) -> bool:
         """Whether SIGTERM has come."""
         return self._sigterm.came
+
+    @property
+    def step(self) -> int:
+        """Batches of the whole run that are done, or begun."""
+        return self._count.step
 
     def around(self, callbacks: Sequence[keras.callbacks.Callback] = ()) -> list:
         """The callbacks for `fit`: those given, and this one on both sides of them.
@@ -147,6 +152,8 @@ class Checkpoint(keras.callbacks.Callback):
         """
         if getattr(model, "optimizer", None) is None or not model.built:
             raise ValueError("model must be built and compiled. Received: model=" + model.name)
+        if not model.optimizer.built:  # or there is nothing to give values to; and in a new folder,
+            model.optimizer.build(model.trainable_variables)  # so that the names are the same
         if self.devices.is_chief:
             self._lock.acquire()
             background.settle(self.folder)
@@ -159,7 +166,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _restore(self, model):
         snapshot, broken = snapshots.newest(self.folder)
-        self._check_shared(snapshot)
+        restart.check_shared(snapshot, self.folder, self.devices)
         if snapshot is None and broken:
             raise snapshots.BrokenSnapshotError(
                 f"None of the checkpoints in {self.folder} is whole: "
@@ -171,31 +178,19 @@ class Checkpoint(keras.callbacks.Callback):
         if self.devices.is_chief:
             for path in broken:
                 snapshots.set_aside(path)
-        facts, done = snapshot.facts, (variables.MODEL, variables.OPTIMIZER)
+        facts = snapshot.facts
         start = Start(**facts["position"], extra=facts["extra"])
-        rest = {n: a for n, a in snapshot.arrays.items() if n.split("/")[0] not in done}
-        self._pending = start, dataclasses.replace(snapshot, arrays=rest)
-        self._step = self._saved_step = start.step
+        self._restart = restart.Restart(start, snapshot)
+        self._count.step = self._saved_step = start.step
         self._best.found = facts["best"]
         return start
-
-    def _check_shared(self, snapshot):
-        """That every process found the same."""
-        step = -1 if snapshot is None else snapshot.facts["position"]["step"]
-        found = self.devices.gather(np.asarray(step, "int32"))
-        if np.any(found != step):
-            names = ["nothing" if one < 0 else f"step {one}" for one in found.tolist()]
-            raise ValueError(
-                "folder must be one that all processes share. "
-                f"Received: folder={str(self.folder)!r}, where they find {', '.join(names)}"
-            )
 
     # -- before the other callbacks (see _Opening)
 
     def _open_training(self):
         if self.devices.is_chief:
             self._lock.acquire()
-            if any(step > self._step for step in snapshots.steps(self.folder)):
+            if any(step > self.step for step in snapshots.steps(self.folder)):
                 raise FileExistsError(
                     "folder must be new, or restore() must be called before fit. Received: "
                     f"folder={str(self.folder)!r}, which has checkpoints of later steps"
@@ -203,27 +198,28 @@ class Checkpoint(keras.callbacks.Callback):
         self._sigterm.watch()
         self._saved_at = time.monotonic()
         self._opened = True
+        if self._restart is not None:
+            self._restart.keep(self.model)
 
     def _open_epoch(self, epoch):
-        self._epoch, self._skipped, self._epoch_step = epoch, 0, self._step
-        self._begun = self._ended = 0
-        if self._pending is not None:
-            start, snapshot = self._pending
-            steps, before = self.params["steps"], snapshot.facts["steps_per_epoch"]
-            if epoch != start.epoch:
-                raise ValueError(
-                    f"initial_epoch must be {start.epoch}, where the run goes on. "
-                    f"Received: initial_epoch={epoch}"
-                )
-            if start.step_in_epoch and (steps is None or steps != before):
-                raise ValueError(
-                    f"steps_per_epoch must be {before}, as in the epoch that is gone on with. "
-                    f"Received: steps_per_epoch={steps}"
-                )
-            self._skipped = start.step_in_epoch
-            remembered.restore_random(snapshot.facts["random"], snapshot.arrays)
+        steps, executed = self.params["steps"], self.model.steps_per_execution
+        if executed > 1 and (steps is None or steps % executed):
+            raise ValueError(
+                f"steps_per_epoch must be a multiple of steps_per_execution={executed}, so that a "
+                f"checkpoint knows its step. Received: steps_per_epoch={steps}"
+            )
+        if steps is None and epoch == 0 and (self.every_minutes or type(self.save_freq) is int):
+            logger.warning(
+                "How many steps an epoch has is not known, so checkpoints are made when epochs "
+                "end, and not within them. Give fit steps_per_epoch"
+            )
+        skipped = 0
+        if self._restart is not None:
+            self._restart.open_epoch(self.model, epoch, steps)
+            skipped = self._restart.start.step_in_epoch
+        self._count.open_epoch(epoch, skipped)
         if self._bar is not None:
-            self._bar.skipped = self._skipped
+            self._bar.skipped = skipped
 
     def _open_batch(self, batch):
         if self._random is not None:
@@ -231,20 +227,22 @@ class Checkpoint(keras.callbacks.Callback):
             remembered.restore_random(*self._random)
             self._random = None
         self._check()
-        step = self._epoch_step + batch
-        if self._is_due(step) or self._must_stop():
-            self._save(self._epoch, self._skipped + batch, step, inside=True)
+        count = self._count
+        step, done = count.step_of(batch), count.skipped + batch
+        due = self._is_due(step) and self.params["steps"] is not None  # or is it the epoch's end?
+        if due or self._must_stop():
+            self._save(count.epoch, done, step, inside=True)
         if self._must_stop():
             self._stop()
         executed = self._model.steps_per_execution
-        self._step = step + executed
-        self._begun += 1
-        if self._skipped and self._skipped + batch + executed >= self.params["steps"]:
+        count.begin(batch, executed)
+        if count.skipped and done + executed >= self.params["steps"]:
             self._model.stop_training = self._model.stop_training or PAUSE
 
     def _close_epoch(self):
         if self._model.stop_training == PAUSE:  # and nobody else's wish
             self._model.stop_training = False
+        self._count.close_epoch()
         self._check()
 
     # -- after the other callbacks
@@ -253,51 +251,39 @@ class Checkpoint(keras.callbacks.Callback):
         if not self._opened:
             raise ValueError("callbacks must be those of around([...]). Received: others")
         self._opened = False
-        if self._pending is not None:
-            _, snapshot = self._pending
-            gone = self._restore_others(snapshot)
+        if self._restart is not None:
+            gone = self._restart.put_back(self.model, self._others)
             if gone and self.devices.is_chief:  # which alone has those that write
                 logger.warning("The run had callbacks that it has no more: %s", ", ".join(gone))
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self._pending is None:
-            return
-        (_, snapshot), self._pending = self._pending, None
-        if snapshot.facts["inside_epoch"]:
-            self._restore_others(snapshot)
-            variables.restore_metrics(self.model, snapshot)
-            self._random = snapshot.facts["random"], snapshot.arrays
-        else:
-            arrays: dict[str, np.ndarray] = {}
-            self._random = remembered.of_random(arrays), arrays
+        if self._restart is not None:
+            self._random = self._restart.begin(self.model, self._others)
+            self._restart = None
 
     # With some backends in another thread, and later: it must not touch the model.
     def on_train_batch_end(self, batch, logs=None):
-        self._look(logs, self._epoch_step + batch + 1)
-        with self._ends:
-            self._ended += 1
-            self._ends.notify_all()
+        self._look(logs, self._count.step_of(batch) + 1)
+        self._count.end(batch)
 
     def on_epoch_end(self, epoch, logs=None):
         logs = logs or {}
-        self._look(logs, self._step)
+        self._look(logs, self.step)
         self._check()
         stopped = bool(self._model.stop_training)
         last = stopped or epoch + 1 >= self.params["epochs"]
-        improved = self._best.update(self.model, logs, self._step)
+        improved = self._best.update(self.model, logs, self.step, last)
         wanted = improved or last or self.save_freq == "epoch" or self._must_stop()
-        if wanted or self._is_due(self._step):
-            self._save(epoch + 1, 0, self._step, stopped=stopped)
+        # Keras may refuse to begin another epoch after one that was cut short: of a PyDataset.
+        wanted = wanted or self._count.skipped > 0
+        if wanted or self._is_due(self.step):
+            self._save(epoch + 1, 0, self.step, stopped=stopped)
         if self._must_stop():
             self._stop()
 
     def on_train_end(self, logs=None):
         self._check(wait=True)
         self.close()
-
-    def _restore_others(self, snapshot):
-        facts = snapshot.facts["callbacks"]
-        return remembered.restore_callbacks(self._others, facts, snapshot.arrays)
 
     # -- saving
 
@@ -314,13 +300,11 @@ class Checkpoint(keras.callbacks.Callback):
         if step == self._saved_step or not self.devices.is_chief:
             return
         self._check(wait=True)
-        groups = [variables.MODEL, variables.OPTIMIZER]
+        groups = list(variables.STATE)
         if inside and self.devices.reads_metrics_alone:
             groups.append(variables.METRICS)
         arrays = variables.collect(self.model, groups)  # waits for the device
-        with self._ends:
-            ended = self._ends.wait_for(lambda: self._ended >= self._begun, SECONDS)
-        if not ended:  # one of them has raised an error, which Keras is about to show
+        if not self._count.wait():  # one of them has raised an error, which Keras is about to show
             logger.warning("No checkpoint at step %d: a callback does not end its batch", step)
             return
         self._check()
@@ -333,11 +317,24 @@ class Checkpoint(keras.callbacks.Callback):
             "best": self._best.found,
             "versions": variables.versions(),
             "extra": self.extra,
-            "callbacks": remembered.of_callbacks(self._others, arrays),
+            "optimizer": variables.optimizer_name(self.model),
+            "callbacks": self._remember(arrays),
             "random": remembered.of_random(arrays),
         }
         self._writer.write(step, arrays, facts)
         self._saved_step, self._saved_at = step, time.monotonic()
+
+    def _remember(self, arrays):
+        entries = remembered.of_callbacks(self._others, arrays)
+        lost = [f"{e['class']}.{name}" for e in entries for name in e.get("left_out", ())]
+        if lost and not self._said:
+            self._said = True
+            logger.warning(
+                "Checkpoints do not keep %s. Give the callbacks get_state() and set_state(), if "
+                "they must know it after a restart",
+                ", ".join(lost),
+            )
+        return entries
 
     def _look(self, logs, step):
         loss = (logs or {}).get("loss", 0.0)

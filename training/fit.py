@@ -17,7 +17,6 @@ import math
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ import keras
 import numpy as np
 
 import keras_vit
-from keras_vit.runs import CHECKPOINTS, LOCK, LOG, MODEL, RECIPE, RESULTS
+from keras_vit.runs import CHECKPOINTS, LOG, MODEL, RECIPE, RESULTS
 from keras_vit.weights.atomic import TEMPORARY, atomic_path
 from training import callbacks as watch
-from training import distribution, few_shot, plain, recipe, report, seen
+from training import distribution, few_shot, plain, recipe, report, run_folder, seen
 from training.build import build_model, compile_model
 from training.checkpoint import Checkpoint
 from training.data import Part, Source, open_source, test_batches, train_batches
@@ -113,26 +112,26 @@ def run(
     try:
         with distribution.scope(devices) as where:
             if where.is_chief:
-                _check_folder(workdir, resume)
+                run_folder.check_folder(workdir, resume)
             _check_same_recipe(recipe, where)
-            changed = _check_changes(recipe, workdir, accept_changes)
-            if (workdir / RESULTS).exists() and not changed:
-                return json.loads((workdir / RESULTS).read_text()) if where.is_chief else {}
+            changed = run_folder.check_changes(recipe, workdir, accept_changes)
+            if not changed and (found := run_folder.read_results(workdir)) is not None:
+                return found if where.is_chief else {}
             plan = _plan(recipe, where)
             if where.is_chief:
-                _check_space(workdir, plan.model)
+                run_folder.check_space(workdir, plan.model)
                 lock.acquire()  # nothing has been written yet
             checkpoint = Checkpoint(
                 workdir / CHECKPOINTS,
                 every_minutes=recipe.run.checkpoint_minutes,
                 monitor="val_accuracy",
                 mode="max",
-                extra=_facts_of(plan),
                 devices=where,
             )
-            _check_shared(workdir, where)
+            run_folder.check_shared(workdir, where)
             plan.start = checkpoint.restore(plan.model)
-            _check_length(plan)
+            _go_on(plan)
+            checkpoint.extra = _facts_of(plan)
             if where.is_chief:
                 _begin(plan, workdir)
                 if on_start is not None:
@@ -183,6 +182,36 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> Plan:
     model = build_model(recipe, source)
     compile_model(model, recipe, steps, devices)
     return Plan(recipe, source, devices, model, steps, epochs, each)
+
+
+def _go_on(plan: Plan) -> None:
+    """Keeps the epochs of a run that goes on, as many as its steps now are.
+
+    Raises:
+        ValueError: The steps that are done would mean something else than when they were done.
+    """
+    start, run = plan.start, plan.recipe.run
+    if start.step == 0:
+        return
+    each, before = start.extra["steps_per_epoch"], start.extra["recipe"]["run"]["batch_size"]
+    if run.batch_size != before:
+        raise ValueError(
+            f"run.batch_size must stay {before} in a run that goes on. "
+            f"Received: run.batch_size={run.batch_size}"
+        )
+    if start.step % run.steps_per_execution or each % run.steps_per_execution:
+        raise ValueError(
+            f"run.steps_per_execution must divide the {start.step} steps that are done and the "
+            f"{each} of an epoch. Received: run.steps_per_execution={run.steps_per_execution}"
+        )
+    least = start.step + (start.step_in_epoch > 0)  # an epoch that was begun gets one more
+    if plan.steps < least:
+        raise ValueError(
+            f"run.steps must be at least {least}, where {start.step} are done. "
+            f"Received: run.steps={plan.steps}"
+        )
+    left = plan.steps - start.step + start.step_in_epoch
+    plan.steps_per_epoch, plan.epochs = each, start.epoch + math.ceil(left / each)
 
 
 def _facts_of(plan: Plan) -> dict[str, Any]:
@@ -314,81 +343,3 @@ def _check_same_recipe(ours: Recipe, devices: distribution.Devices) -> None:
                 "recipe must be the same in every process. Received, in process 0 and "
                 f"{number}: {'; '.join(lines)}"
             )
-
-
-def _check_shared(workdir: Path, devices: distribution.Devices) -> None:
-    """Raises in every process where one of them does not see what the first one wrote."""
-    if devices.processes == 1:
-        return
-    devices.barrier()
-    seen = devices.gather(np.array((workdir / LOCK).exists()))
-    if not seen.all():
-        raise ValueError(
-            "workdir must be a folder that all processes share. Received: "
-            f"workdir={str(workdir)!r}, which process {int(np.argmin(seen))} does not see"
-        )
-
-
-def _check_length(plan: Plan) -> None:
-    """Raises where the steps that are done would mean something else than when they were done."""
-    if plan.start.step == 0:
-        return
-    before, now = plan.start.extra, _facts_of(plan)
-    for name, old, new in (
-        ("run.batch_size", *(one["recipe"]["run"]["batch_size"] for one in (before, now))),
-        ("steps_per_epoch", *(one["steps_per_epoch"] for one in (before, now))),
-    ):
-        if old != new:
-            raise ValueError(
-                f"{name} must stay {old} in a run that goes on. Received: {name}={new}"
-            )
-
-
-def _check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
-    """Whether a run is to go on with another recipe; raises where that was not said."""
-    if not (workdir / RECIPE).exists():
-        return False
-    lines = recipe.differences(recipe.read(workdir / RECIPE), ours)
-    if lines and not accepted:
-        raise ValueError(
-            f"recipe must be that of the run in {workdir}, or the changes be accepted "
-            f"(--accept-changes). Received changes: {'; '.join(lines)}"
-        )
-    return bool(lines)
-
-
-def _check_folder(workdir: Path, resume: bool) -> None:
-    there = sorted(p.name for p in workdir.iterdir()) if workdir.is_dir() else []
-    is_run = RECIPE in there
-    # A run that ended before its first step leaves locks, and what it was writing.
-    paths = (p for p in workdir.rglob("*") if p != workdir / CHECKPOINTS)
-    others = any(p.name != LOCK and not p.name.startswith(TEMPORARY) for p in paths)
-    if (is_run and not resume) or (not is_run and others):
-        more = f" and {len(there) - 6} more" if len(there) > 6 else ""
-        raise FileExistsError(
-            f"workdir must be a new or empty folder{', or that of a run' if resume else ''}. "
-            f"Received: workdir={str(workdir)!r}, which holds {', '.join(there[:6])}{more}"
-        )
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=workdir):
-            pass
-    except OSError as error:
-        raise OSError(
-            "workdir must be a folder that can be written. "
-            f"Received: workdir={str(workdir)!r}: {error.strerror}"
-        ) from error
-
-
-def _check_space(workdir: Path, model: keras.Model) -> None:
-    """Checkpoints: two, the best, and one being written; the model; and logs and pictures."""
-    variables = (*model.variables, *model.optimizer.variables)
-    state = 4 * sum(math.prod(v.shape) for v in variables)
-    needed = 4 * state + 3 * 4 * model.count_params() + 2**20
-    there = (p.stat().st_size for p in (workdir / CHECKPOINTS).glob("ckpt-*/*"))
-    free = shutil.disk_usage(workdir).free + sum(there)  # they make room for the next ones
-    if free < needed:
-        raise OSError(
-            f"workdir must have {needed / 1e6:,.0f} MB of free space. "
-            f"Received: workdir={str(workdir)!r} with {free / 1e6:,.0f} MB"
-        )

@@ -1,6 +1,7 @@
 """What callbacks and the global random generators know, as JSON and arrays, and back again."""
 
 import inspect
+import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator  # Keras' own seeds have no public door
 
-# What Keras puts into a callback, or finds anew.
-MANAGED = {"_model", "model", "params", "monitor_op"}
+# What Keras puts into a callback, or finds anew: whether a CSV file has a header, for one.
+MANAGED = {"_model", "model", "params", "monitor_op", "append_header"}
+KNOWN = {"keras", "training"}  # packages whose callbacks make anew what is not kept
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -22,7 +24,7 @@ def of_callbacks(
 
     Plain values, arrays, and lists, tuples and dicts of them are kept. An attribute with the name
     of an argument of the constructor is a setting, not something remembered: it is as the program
-    sets it now.
+    sets it now. What is left out of the attributes is named, unless Keras or we know it.
 
     Args:
         callbacks: Any Keras callbacks.
@@ -35,19 +37,26 @@ def of_callbacks(
     for number, callback in enumerate(callbacks):
         name = f"callbacks/{number}"
         entry: dict[str, Any] = {"class": type(callback).__name__}
+        settings = _settings(type(callback))
+        entry["settings"] = {
+            key: value
+            for key, value in vars(callback).items()
+            if key in settings and type(value) in PLAIN
+        }
         if hasattr(callback, "get_state"):
             entry["state"] = pack(callback.get_state(), arrays, name)
         else:
-            entry["attributes"] = {}
-            settings = _settings(type(callback)) | MANAGED
+            entry["attributes"], entry["left_out"] = {}, []
+            known = type(callback).__module__.split(".")[0] in KNOWN
             for key, value in vars(callback).items():
-                if key in settings:
+                if key in settings | MANAGED:
                     continue
                 found: dict[str, np.ndarray] = {}
                 try:
                     entry["attributes"][key] = pack(value, found, f"{name}/{key}")
-                except TypeError:
-                    continue  # a function, a file, a model: made anew, not remembered
+                except TypeError:  # a function, a file, a model: made anew, not remembered
+                    if not known and _may_change(value):
+                        entry["left_out"].append(key)
                 arrays |= found
         entries.append(entry)
     return entries
@@ -58,22 +67,29 @@ def restore_callbacks(
     entries: Sequence[Mapping[str, Any]],
     arrays: Mapping[str, np.ndarray],
 ) -> list[str]:
-    """Gives callbacks what they remembered, each to the next one of its class.
+    """Gives callbacks what they remembered, in whatever order they are now.
+
+    Several of a class are told apart by their settings, and where these are the same, by order.
 
     Returns:
         Classes of callbacks that there are no more.
     """
     left = list(entries)
     for callback in callbacks:
-        entry = next((e for e in left if e["class"] == type(callback).__name__), None)
-        if entry is None:
+        same = [entry for entry in left if entry["class"] == type(callback).__name__]
+        if not same:
             continue
-        left.remove(entry)
+        entry = max(same, key=lambda one: _agreement(callback, one.get("settings", {})))
+        left = [one for one in left if one is not entry]
         if hasattr(callback, "set_state"):
             callback.set_state(unpack(entry["state"], arrays))
         else:
             for key, value in entry.get("attributes", {}).items():
-                setattr(callback, key, unpack(value, arrays))
+                value, present = unpack(value, arrays), getattr(callback, key, None)
+                if hasattr(present, "assign"):  # a variable, which others may hold as well
+                    present.assign(value)
+                else:
+                    setattr(callback, key, value)
     return [entry["class"] for entry in left]
 
 
@@ -85,12 +101,15 @@ def pack(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
     """
     if type(value) in PLAIN:
         return value
-    if isinstance(value, (np.ndarray, np.generic)) or keras.ops.is_tensor(value):
+    variable = isinstance(value, keras.Variable)
+    tensor = not variable and keras.ops.is_tensor(value)
+    if isinstance(value, (np.ndarray, np.generic)) or variable or tensor:
         array = np.array(keras.ops.convert_to_numpy(value))
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
             raise TypeError(f"{name} must hold numbers. Received: dtype={array.dtype}")
         arrays[name] = array
-        return {"array": name, "scalar": isinstance(value, np.generic)}
+        kind = "scalar" if isinstance(value, np.generic) else "tensor" if tensor else "array"
+        return {"array": name, "kind": kind, "dtype": array.dtype.name}
     if type(value) in (list, tuple):
         items = [pack(item, arrays, f"{name}/{number}") for number, item in enumerate(value)]
         return items if type(value) is list else {"tuple": items}
@@ -110,8 +129,10 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if not isinstance(value, dict):
         return value
     if "array" in value:
-        array = arrays[value["array"]]
-        return array[()] if value["scalar"] else array
+        array = arrays[value["array"]].astype(value["dtype"])  # bfloat16 is read as float32
+        if value["kind"] == "tensor":
+            return keras.ops.convert_to_tensor(array)
+        return array[()] if value["kind"] == "scalar" else array
     if "tuple" in value:
         return tuple(unpack(item, arrays) for item in value["tuple"])
     return {key: unpack(item, arrays) for key, item in value["dict"]}
@@ -152,6 +173,19 @@ def restore_random(entries: Mapping[str, Any], arrays: Mapping[str, np.ndarray])
         torch.set_rng_state(torch.from_numpy(states["torch"]))
         if len(states["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in states["cuda"]])
+
+
+def _may_change(value: Any) -> bool:
+    """Whether a value that cannot be kept may be something that a callback remembers."""
+    if isinstance(value, os.PathLike) or inspect.isclass(value):
+        return False
+    return not callable(value) or hasattr(value, "variables")  # a metric, a model
+
+
+def _agreement(callback: keras.callbacks.Callback, settings: Mapping[str, Any]) -> int:
+    """How many settings are as they were."""
+    present = vars(callback)
+    return sum(key in present and present[key] == value for key, value in settings.items())
 
 
 def _settings(cls: type) -> set[str]:

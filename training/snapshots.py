@@ -274,6 +274,17 @@ class Lock:
             os.ftruncate(handle, 0)
             os.close(handle)
 
+    @classmethod
+    def _forget(cls) -> None:
+        """In a forked process, which may live longer than the one that took the lock."""
+        for handle in cls._held.values():
+            os.close(handle)
+        cls._held.clear()
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=Lock._forget)
+
 
 def _write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:

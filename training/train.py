@@ -8,6 +8,7 @@ backend.
 import argparse
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -26,8 +27,14 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
         if options.debug:
             raise
-        print("training.train: error: " + " ".join(str(error).split()), file=sys.stderr)
+        print(f"training.train: error: {_one_line(error)}", file=sys.stderr)
         return 1
+
+
+def _one_line(error: Exception) -> str:
+    """What it says; the items of a list are told apart."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    return re.sub(r"(?<=[:.,]); ", " ", "; ".join(line for line in lines if line))
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -113,7 +120,10 @@ def _train(options: argparse.Namespace) -> int:
         )
     from training import fit
 
+    begun = []
+
     def on_start(plan):
+        begun.append(plan)
         if not options.quiet:
             print(_summary(plan), flush=True)
 
@@ -127,6 +137,8 @@ def _train(options: argparse.Namespace) -> int:
         on_start=on_start,
     )
     if reached and not options.quiet:
+        if not begun:
+            print("This run was finished before, and is left alone.")
         top5 = "" if reached["top5"] is None else f", top-5 {reached['top5']:.2%}"
         print(
             f"\nTest: top-1 {reached['top1']:.2%}{top5}, after {reached['seconds'] / 60:.1f} "

@@ -16,6 +16,7 @@ import numpy as np
 from training.snapshots import Snapshot
 
 MODEL, OPTIMIZER, METRICS = "model", "optimizer", "metrics"
+STATE = (MODEL, OPTIMIZER)
 
 Entry = tuple[str, tuple[int, ...], str]  # path, shape, dtype
 
@@ -86,7 +87,7 @@ def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     """
     for name, array in arrays.items():
         group, path = name.split(":", 1)[0].split("/")[0], name.split(":", 1)[-1]
-        if group not in (MODEL, OPTIMIZER) and not (group == METRICS and path.startswith("loss/")):
+        if group not in STATE and not (group == METRICS and path.startswith("loss/")):
             continue
         if "float" in array.dtype.name and not _is_finite(array.reshape(-1)):
             return path
@@ -94,7 +95,7 @@ def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
-    """Gives a model and its optimizer the values of a checkpoint.
+    """Gives a model and its optimizer, which is built, the values of a checkpoint.
 
     Raises:
         ValueError: They are others. Nothing is changed; the message has all differences.
@@ -105,10 +106,11 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
             f"A run must go on with the backend it began with. Received: {snapshot.path} of "
             f"{before['backend']}, on {here['backend']}"
         )
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)  # or there is nothing to give values to
-    groups = (MODEL, OPTIMIZER)
-    if lines := differences(model, groups, snapshot.arrays, snapshot.dtypes):
+    lines = differences(model, STATE, snapshot.arrays, snapshot.dtypes)
+    old, new = snapshot.facts.get("optimizer"), optimizer_name(model)
+    if old not in (None, new):  # two may have the same slots
+        lines.append(f"optimizer: {old} in the checkpoint, {new} here")
+    if lines:
         raise ValueError(
             f"The model and its optimizer must be those of {snapshot.path}. "
             "Received others:\n  " + "\n  ".join(lines)
@@ -118,7 +120,7 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
             "The run goes on, but perhaps not bit for bit: it was %s, and is %s",
             *(", ".join(f"{k} {v}" for k, v in w.items()) for w in (before, here)),
         )
-    assign(model, groups, snapshot.arrays)
+    assign(model, STATE, snapshot.arrays)
 
 
 def restore_metrics(model: keras.Model, snapshot: Snapshot) -> None:
@@ -152,6 +154,12 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
+
+
+def optimizer_name(model: keras.Model) -> str:
+    """What the optimizer is called, without the number that Keras may count on."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return re.sub(r"_\d+$", "", optimizer.name)
 
 
 def _build_metrics_first(model: keras.Model, then: Callable[[], None]) -> None:
@@ -192,9 +200,12 @@ def _differences(group: str, saved: list[Entry], present: list[Entry]) -> list[s
 
 
 def _stem(group: str, path: str) -> str:
-    """A path without the numbers that Keras counts on, and without the name of an optimizer."""
+    """A path without the numbers that Keras counts on, and without the names of optimizers.
+
+    There are two where the loss is scaled, or one: it depends on when Keras built the inner one.
+    """
     if group == OPTIMIZER:
-        path = path.split("/", 1)[-1]
+        path = path.rsplit("/", 1)[-1]
     return re.sub(r"_\d+(?=_|/|$)", "", path)
 
 

@@ -18,11 +18,42 @@ pytestmark = pytest.mark.skipif(
 TWO = {"worker": ["a:1001", "b:1002"]}
 SLURM = {
     "SLURM_JOB_ID": "40123",
+    "SLURM_STEP_ID": "0",
     "SLURM_STEP_NUM_TASKS": "3",
     "SLURM_PROCID": "2",
     "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
     "SLURM_STEP_NODELIST": "gpu[07-08]",
     "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+# What srun of Slurm 22.05.8 set: nodes of the step, tasks per node, and of each task SLURM_PROCID,
+# _LOCALID, _NODEID, _GTIDS and SLURMD_NODENAME.
+BLOCKS = {
+    "-N1 -n2": ("b-07", "2", "0 0 0 0,1 b-07", "1 1 0 0,1 b-07"),
+    "-N2 -n2": ("n[1-2]", "1(x2)", "0 0 0 0 n1", "1 0 1 1 n2"),
+    "-N2 -n3": ("b-07,n3", "2,1", "0 0 0 0,1 b-07", "1 1 0 0,1 b-07", "2 0 1 2 n3"),
+    "-N1 -n2 : -N1 -n1": ("b-07,n1", "2,1", "0 0 0 0,1 b-07", "1 1 0 0,1 b-07", "2 0 1 2 n1"),
+    "-N2 -n2 -m cyclic": ("b-07,n1", "1(x2)", "0 0 0 0 b-07", "1 0 1 1 n1"),
+    "-N3 -n5 -w n1,n3,b-07": (
+        *("b-07,n[1,3]", "3,1(x2)", "0 0 0 0,1,2 b-07", "1 1 0 0,1,2 b-07", "2 2 0 0,1,2 b-07"),
+        *("3 0 1 3 n1", "4 0 2 4 n3"),
+    ),
+    "-N4 --ntasks-per-node=2": (
+        *("b-07,n[1-3]", "2(x4)", "0 0 0 0,1 b-07", "1 1 0 0,1 b-07", "2 0 1 2,3 n1"),
+        *("3 1 1 2,3 n1", "4 0 2 4,5 n2", "5 1 2 4,5 n2", "6 0 3 6,7 n3", "7 1 3 6,7 n3"),
+    ),
+}
+OTHERWISE = {
+    "-m cyclic": (
+        *("b-07,n1", "3,1", "0 0 0 0,2,3 b-07", "1 0 1 1 n1", "2 1 0 0,2,3 b-07"),
+        "3 2 0 0,2,3 b-07",
+    ),
+    "-m plane=1": (
+        *("b-07,n1", "2(x2)", "0 0 0 0,2 b-07", "1 0 1 1,3 n1", "2 1 0 0,2 b-07", "3 1 1 1,3 n1"),
+    ),
+    "-m arbitrary": (
+        *("b-07,n[1,3]", "1(x2),2", "0 0 2 0,2 n3", "1 0 1 1 n1", "2 1 2 0,2 n3", "3 0 0 3 b-07"),
+    ),
 }
 KERAS = {
     "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1001",
@@ -106,15 +137,73 @@ def test_processes_of_one_machine_are_counted():
     assert found == [0, 0, 1, 2]
 
 
+def slurm_tasks(nodes, tasks_per_node, *tasks):
+    """The variables of each task of a step, and the node that it is on."""
+    for task in tasks:
+        process, local, node, on_this_node, name = task.split()
+        step = {"SLURM_STEP_NODELIST": nodes, "SLURM_STEP_TASKS_PER_NODE": tasks_per_node}
+        step |= {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_GTIDS": on_this_node}
+        step |= {"SLURM_PROCID": process, "SLURM_LOCALID": local, "SLURM_NODEID": node}
+        yield {**step, "SLURM_STEP_NUM_TASKS": str(len(tasks))}, name
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 def test_slurm(backend):
     found = find(backend, SLURM)
-    assert found.addresses == ("gpu07:20123", "gpu07:20124", "gpu08:20123")
+    first = 20000 + 16 * (40123 % 790)
+    assert found.addresses == (f"gpu07:{first}", f"gpu07:{first + 1}", f"gpu08:{first}")
     assert (found.processes, found.process, found.local) == (3, 2, 0)
     with pytest.raises(ValueError, match="must name the 3 tasks. Received: gpu7, 2,1"):
         find(backend, {**SLURM, "SLURM_STEP_NODELIST": "gpu7"})
     own = {"tensorflow": tf_config(), "jax": KERAS, "torch": TORCHRUN}[backend]
     assert find(backend, {**SLURM, **own}) == find(backend, own)  # what is said outright wins
+
+
+@pytest.mark.parametrize("step", BLOCKS.values(), ids=BLOCKS)
+def test_slurm_tasks_find_each_other(step):
+    tasks = list(slurm_tasks(*step))
+    addresses = find("jax", tasks[0][0]).addresses
+    assert len(set(addresses)) == len(tasks)
+    for number, (task, node) in enumerate(tasks):
+        local = int(task["SLURM_LOCALID"])
+        assert find("jax", task) == Cluster(addresses, len(tasks), number, "Slurm", local)
+        assert addresses[number].partition(":")[0] == node
+
+
+@pytest.mark.parametrize("step", OTHERWISE.values(), ids=OTHERWISE)
+def test_slurm_tasks_that_are_not_in_blocks_are_refused(step):
+    refused = []
+    for task, node in slurm_tasks(*step):
+        try:
+            found = find("jax", task)
+        except ValueError as error:
+            assert "--distribution=block. Received: tasks" in str(error)
+            refused.append(task["SLURM_PROCID"])
+        else:  # the one task of its node, which is where it would be in blocks
+            assert found.addresses[found.process].partition(":")[0] == node
+    assert "0" in refused  # nobody waits for long
+
+
+def test_slurm_without_srun_is_one_process():
+    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "b-07,n1", "SLURM_NTASKS": "4"}
+    batch |= {"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NNODES": "2"}
+    assert find("jax", batch) is None  # in salloc
+    own = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0"}
+    assert find("jax", {**batch, **own}) is None  # in the script that sbatch starts
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "b-07", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    assert find("jax", {**batch, **own, **step, "SLURM_STEP_NUM_TASKS": "1"}) is None  # srun -n1
+
+
+def test_slurm_steps_and_jobs_have_ports_of_their_own():
+    def ports(job, step):
+        tasks = slurm_tasks(*BLOCKS["-N1 -n2"])
+        numbers = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        found = find("jax", {**next(tasks)[0], **numbers})
+        return {int(address.rpartition(":")[2]) for address in found.addresses}
+
+    seen = [ports(job, step) for job in range(41000, 41010) for step in range(5)]
+    assert len(set().union(*seen)) == 2 * len(seen)
+    assert all(20000 <= min(one) and max(one) < 32768 for one in seen)
 
 
 def test_slurm_host_names():

@@ -30,7 +30,8 @@ class Plan:
     seed: int = 0  # of data and model
     forget_position: bool = False  # go on with the first data
     precision: str = "float32"
-    kill_at: int | None = None  # SIGKILL, or what `signal` says, at the beginning of this step
+    # SIGKILL, or what `signal` says, at the beginning of this step, or after the last one.
+    kill_at: int | None = None
     signal: int = signal.SIGKILL
     width: int = 20
 
@@ -132,7 +133,13 @@ def train(plan):
         steps = 0
 
         def on_train_batch_begin(self, batch, logs=None):
-            if checkpoint._step - plan.steps_per_execution == plan.kill_at:
+            self.kill_after(checkpoint.step - plan.steps_per_execution)
+
+        def on_train_end(self, logs=None):
+            self.kill_after(checkpoint.step)
+
+        def kill_after(self, step):
+            if step == plan.kill_at:
                 checkpoint._writer.wait()
                 os.kill(os.getpid(), plan.signal)
 

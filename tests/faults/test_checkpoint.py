@@ -148,9 +148,8 @@ def test_checkpoint_in_the_middle_of_an_epoch_gives_its_metrics_back(tmp_path):
         start = checkpoint.restore(model)
         around = checkpoint.around()
         if forget:
-            checkpoint._pending[1].arrays.update(
-                {n: a * 0 for n, a in checkpoint._pending[1].arrays.items() if "metrics" in n}
-            )
+            arrays = checkpoint._restart.snapshot.arrays
+            arrays.update({n: a * 0 for n, a in arrays.items() if "metrics" in n})
         rest = data()
         for _ in range(start.step):
             next(rest)
@@ -218,7 +217,7 @@ def test_checkpoint_error_of_the_thread_ends_the_run(tmp_path):
 
     class Fill(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            if checkpoint._step == 4:
+            if checkpoint.step == 4:
                 checkpoint._writer.wait()
                 resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
 
@@ -238,11 +237,11 @@ def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
 
     class Terminate(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            if checkpoint._step == 6:
+            if checkpoint.step == 6:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         def on_test_begin(self, logs=None):
-            evaluated.append(checkpoint._step)
+            evaluated.append(checkpoint.step)
 
         def on_epoch_end(self, epoch, logs=None):
             ended.append(epoch)
@@ -314,7 +313,7 @@ def test_checkpoint_refuses_what_would_lose_or_mix_runs(tmp_path):
 def test_checkpoint_by_time_and_at_the_end_only(tmp_path):
     class Sleep(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            if checkpoint._step == 3:
+            if checkpoint.step == 3:
                 time.sleep(0.3)
 
     checkpoint = Checkpoint(tmp_path / "time", every_minutes=0.25 / 60, keep=100)
@@ -328,7 +327,7 @@ def test_checkpoint_by_time_and_at_the_end_only(tmp_path):
 def test_checkpoint_another_wish_to_stop_in_the_shortened_epoch_is_kept(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            if checkpoint._step == stop_at:
+            if checkpoint.step == stop_at:
                 self.model.stop_training = True
 
     for stop_at, epochs in ((7, [0, 1]), (100, [0, 1, 2])):

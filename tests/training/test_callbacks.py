@@ -121,6 +121,28 @@ def test_json_lines_are_one_an_epoch(tmp_path):
     assert sorted(line["seconds"] for line in lines) == [line["seconds"] for line in lines]
 
 
+def test_json_lines_go_on_where_they_were(tmp_path):
+    log = watch.JsonLines(tmp_path / "log.jsonl")
+    log.on_train_begin()
+    for epoch in range(3):
+        log.on_epoch_end(epoch, {"loss": 1.0})
+        if epoch == 1:
+            state = log.get_state()
+    whole = log.path.read_bytes()
+    first, second, _ = whole.splitlines(keepends=True)
+    for there, kept in (
+        (whole, first + second),  # the third epoch comes again
+        (first + second, first + second),
+        (first + second[:9], first),  # a disk that lost what it was told to keep
+        (first[:9], b""),
+    ):
+        log.path.write_bytes(there)
+        log.set_state(state)
+        assert log.path.read_bytes() == kept
+    log.path.unlink()
+    log.set_state(state)
+
+
 def test_json_lines_stay_json_when_a_figure_is_not_a_number(tmp_path):
     fit([watch.JsonLines(tmp_path / "log.jsonl")], epochs=1, poison=True)
     text = (tmp_path / "log.jsonl").read_text()
@@ -194,3 +216,10 @@ def test_before_the_first_update_there_is_no_average():
     plain = model.evaluate(x, y, verbose=0)
     average = model.evaluate(x, y, verbose=0, callbacks=[watch.EvaluateAverage()])
     assert average == plain and plain > 0
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a strategy of TensorFlow")
+def test_the_average_is_evaluated_under_a_strategy():
+    """Its variables are of another class, also with one device."""
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        test_before_the_first_update_there_is_no_average()

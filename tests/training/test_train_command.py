@@ -9,7 +9,8 @@ import keras
 import pytest
 
 import keras_vit
-from training import evaluate, recipes, train
+from keras_vit import runs
+from training import evaluate, recipes, run_folder, train
 
 TINY = [
     "model.config.patch_size=4",
@@ -86,24 +87,58 @@ def test_an_unknown_recipe_shows_all(tmp_path, capsys):
 def test_a_finished_run_is_left_alone(folder, capsys):
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert train.main(arguments(folder)) == 0
-    assert "top-1" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "top-1" in out and "finished before" in out
     assert train.main(arguments(folder, "--no-resume")) == 1
     assert "which holds checkpoints, confusion.png, curves.png" in capsys.readouterr().err
     assert train.main(arguments(folder, "--set", "run.seed=5")) == 1
     message = capsys.readouterr().err
     assert "--accept-changes" in message and "run.seed: 0 -> 5" in message
+    fewer = ["--set", "run.steps=3", "--accept-changes"]
+    assert train.main(arguments(folder, *fewer)) == 1
+    assert "run.steps must be at least 4, where 4 are done" in capsys.readouterr().err
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
 def test_a_finished_run_can_be_made_longer(folder, tmp_path, capsys):
     copy = shutil.copytree(folder, tmp_path / "copy")
     log = (copy / "log.jsonl").read_text()
-    more = ["--workdir", str(copy), "--set", "run.steps=8", "--accept-changes"]
+    # A run of 9 steps would have epochs of 3, and this one keeps those it had, of 2.
+    more = ["--workdir", str(copy), "--set", "run.steps=9", "--accept-changes"]
     assert train.main(more) == 0  # it knows its recipe
-    assert "goes on at step" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "9 steps of 700 in 5 epochs" in out and "goes on at step 4, in epoch 3" in out
+    assert "finished before" not in out
     longer = (copy / "log.jsonl").read_text()
-    assert longer.startswith(log) and len(longer.splitlines()) == 4
-    assert json.loads((copy / "recipe.json").read_text())["run"]["steps"] == 8
+    assert longer.startswith(log) and len(longer.splitlines()) == 5
+    assert json.loads((copy / "recipe.json").read_text())["run"]["steps"] == 9
+    assert json.loads((copy / "results.json").read_text())["steps"] == 9
+    assert runs.read(copy)["position"]["steps_per_epoch"] == 2
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the same on all")
+def test_a_finished_run_makes_again_what_is_gone(folder, tmp_path, capsys, caplog):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    log, results = (copy / "log.jsonl").read_bytes(), (copy / "results.json").read_text()
+    wanted = run_folder.read_results(copy)
+    (copy / "results.json").write_text(results[:9])
+    assert run_folder.read_results(copy) is None and "results.json cannot be read" in caplog.text
+    (copy / "results.json").write_text(results)
+    (copy / "model.keras").unlink()
+    assert train.main(["--workdir", str(copy)]) == 0
+    assert "goes on at step 4" in capsys.readouterr().out
+    assert "model.keras is missing, and is made again" in caplog.text
+    got = run_folder.read_results(copy)
+    got["seconds"] = pytest.approx(wanted["seconds"], abs=1)
+    assert wanted == got and (copy / "log.jsonl").read_bytes() == log
+    models = (keras.saving.load_model(one / "model.keras") for one in (folder, copy))
+    for one, other in zip(*(model.get_weights() for model in models), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_an_error_with_a_list_is_one_line():
+    error = ValueError("a and b must be those of c. Received others:\n  a: 1\n  b: 2")
+    assert train._one_line(error) == "a and b must be those of c. Received others: a: 1; b: 2"
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path):

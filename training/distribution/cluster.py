@@ -144,8 +144,10 @@ def _slurm(environment):
     """One process a task of a job step, as `srun` starts them."""
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1" or "SLURM_PROCID" not in environment:
         return None
-    names = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
-    processes, process, local = (_number(environment, name) for name in names)
+    names = ("STEP_NUM_TASKS", "PROCID", "LOCALID", "NODEID", "JOB_ID", "STEP_ID")
+    processes, process, local, node, job, step = (
+        _number(environment, f"SLURM_{name}") for name in names
+    )
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
     tasks = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if len(hosts) != len(tasks) or sum(tasks) != processes:
@@ -154,12 +156,22 @@ def _slurm(environment):
             f"{processes} tasks. Received: {environment.get('SLURM_STEP_NODELIST')}, "
             f"{environment.get('SLURM_STEP_TASKS_PER_NODE')}"
         )
-    # A port of this job's own, for another may run on the same machines.
-    first = 20000 + int(environment.get("SLURM_JOB_ID", 0)) % 20000
+    # Nothing says on which node a task of another node is, but for blocks. SLURM_DISTRIBUTION is no
+    # help: it may be "cyclic" where that is the same.
+    block = ",".join(str(n) for n in range(sum(tasks[:node]), sum(tasks[: node + 1])))
+    given = environment.get("SLURM_GTIDS", block)
+    if given != block:
+        raise ValueError(
+            "srun must deal the tasks out in blocks, --distribution=block. Received: tasks "
+            f"{given} on node {node}, which are {block} in blocks"
+        )
+    # Ports of this step's own, for others may run on the same machines; and below those that Linux
+    # gives to outgoing connections.
+    first = 20000 + 16 * ((job + 101 * step) % 790)
     addresses = [
         f"{host}:{first + i}" for host, n in zip(hosts, tasks, strict=True) for i in range(n)
     ]
-    return _checked(addresses, processes, process, "SLURM_PROCID", local)
+    return _checked(addresses, processes, process, "Slurm", local)
 
 
 def expand_hosts(text: str) -> list[str]:

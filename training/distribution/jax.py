@@ -3,16 +3,19 @@
 A worker that dies ends the others: at once where they exchange values over the network with it
 (CPUs), and wherever they wait after `DISTRIBUTION_PEER_SECONDS` (30) without a sign of life. The
 scope raises a `ConnectionError` where JAX raises anything; otherwise JAX writes why, and aborts the
-process. One that never comes is waited for `DISTRIBUTION_START_SECONDS` (300).
+process. Where process 0 ends itself (`sys.exit`, as after SIGTERM), the others end with its code.
+One that never comes is waited for `DISTRIBUTION_START_SECONDS` (300).
 """
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import re
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 from keras.src.backend.jax import distribution_lib
 
@@ -29,12 +33,21 @@ from training.distribution.devices import Devices
 logger = logging.getLogger(__name__)
 
 PEER_SECONDS = 30
+SCOPE_SECONDS = 600
+"""How long a process waits at the end of the scope for the others, which may write a file."""
 END_SECONDS = 3600
-"""How long a process that is done waits for the others, which may have reports to write."""
+"""How long it does at its own end, for they may have reports to write."""
+LISTEN_SECONDS = 0.5
+"""How often a process looks whether the first one has ended itself."""
 
 # What JAX says, of several types, when another process is gone.
 _LOST = re.compile(r"gloo|nccl|coordination ?service|heartbeat", re.IGNORECASE)
 _failed: list[int] = []  # the code that a process which failed ends with
+_orderly: list[bool] = []  # that process 0 does so by `sys.exit`
+_over = threading.Event()  # this process ends
+_WORD = "the code that process 0 ends itself with"
+_feed = distribution_lib.distribute_data_input
+_left = itertools.count()  # scopes of several processes
 
 
 @contextlib.contextmanager
@@ -46,10 +59,11 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int) -> Iterator
     try:
         with _set(made.distribution):
             yield made
+            if made.processes > 1:
+                _wait_for_all(made)
     except BaseException as error:
         if made.processes > 1:
-            code = error.code if isinstance(error, SystemExit) else 1
-            _failed.append(code if isinstance(code, int) else 1)
+            _note(error, made)
         if made.processes > 1 and isinstance(error, Exception) and _LOST.search(str(error)):
             raise ConnectionError(
                 f"process {made.process} of {made.processes} lost another one, which has ended or "
@@ -139,7 +153,7 @@ class _Cut:
         import tensorflow as tf  # only here: it takes longer to load than all else
 
         processes, replicas = self.num_processes, self._replicas
-        if dataset in self.own:
+        if processes == 1 or dataset in self.own:
             return dataset
         number = jax.process_index()
 
@@ -153,6 +167,24 @@ class _Cut:
             return values[each * number : each * (number + 1)]
 
         return dataset.map(lambda *batch: tf.nest.map_structure(part, batch), tf.data.AUTOTUNE)
+
+    def feed(self, values, layout, batch_dim_name):
+        """Gives each device its part of an array; or all of one that cannot be cut evenly.
+
+        Deviation: Keras raises an IndivisibleError then, such as for the last batch of arrays. With
+        the whole batch each device computes the same, which is right, only slower.
+        """
+        here = self._replicas // self.num_processes
+        if values is not None and len(values) % here:
+            if self.num_processes > 1:
+                raise ValueError(
+                    f"batches must be a multiple of the {self._replicas} devices. Received: a part "
+                    f"of {len(values)} samples for the {here} devices of process "
+                    f"{jax.process_index()}"
+                )
+            everywhere = jax.sharding.PartitionSpec()
+            layout = jax.sharding.NamedSharding(self.device_mesh.backend_mesh, everywhere)
+        return _feed(values, layout, batch_dim_name)
 
     @property
     def _replicas(self):
@@ -200,12 +232,14 @@ def _name(device):
 
 @contextlib.contextmanager
 def _set(distribution):
-    former = keras.distribution.distribution()
+    former = keras.distribution.distribution(), distribution_lib.distribute_data_input
     keras.distribution.set_distribution(distribution)
+    distribution_lib.distribute_data_input = getattr(distribution, "feed", _feed)
     try:
         yield
     finally:
-        keras.distribution.set_distribution(former)
+        keras.distribution.set_distribution(former[0])
+        distribution_lib.distribute_data_input = former[1]
 
 
 def _predict_whole(model, mesh):
@@ -228,10 +262,11 @@ def _join(several):
 
     Deviation: not by `keras.distribution.initialize`, which cannot be told how long to wait.
     """
+    # JAX would take SIGTERM for itself, and a process that nobody prepared for it would live on.
+    jax.config.update("jax_enable_preemption_service", False)
     if not jax.distributed.is_initialized():
         if several.process == 0:
             cluster.check_port(several)
-        atexit.register(_leave)
         start = cluster.seconds(cluster.START)
         waiting = threading.Timer(start, _give_up, [several, start])
         waiting.daemon = True
@@ -247,6 +282,9 @@ def _join(several):
             shutdown_timeout_seconds=END_SECONDS,
         )
         waiting.cancel()
+        atexit.register(_leave)
+        if several.process:
+            threading.Thread(target=_listen, args=[several], daemon=True).start()
         distribution_lib.initialize_rng()  # one seed for all, unless the user has set one
     if (jax.process_count(), jax.process_index()) != (several.processes, several.process):
         raise ValueError(
@@ -278,10 +316,54 @@ def _give_up(several, start):
     _leave()
 
 
+def _wait_for_all(devices):
+    """Notices a process that did not take part to the end: the others would wait for it."""
+    try:
+        global_state.client.wait_at_barrier(f"left scope {next(_left)}", SCOPE_SECONDS * 1000)
+    except jax.errors.JaxRuntimeError as error:
+        raise ConnectionError(
+            f"process {devices.process} of {devices.processes} is at the end of the scope, and "
+            f"another one did not come to it within {SCOPE_SECONDS} seconds"
+        ) from error
+
+
+def _note(error, devices):
+    """Notes how this process ends."""
+    code = (error.code or 0) if isinstance(error, SystemExit) else 1
+    _failed.append(code if isinstance(code, int) else 1)
+    if isinstance(error, SystemExit) and devices.is_chief:
+        _orderly.append(True)
+
+
+def _listen(several):
+    """Ends this process where process 0 says that it does: JAX would abort it, or raise, or wait.
+
+    Whichever comes first, so that nobody could tell the end of a run from the death of a process.
+    """
+    while not _over.wait(LISTEN_SECONDS):
+        try:
+            code = int(global_state.client.key_value_try_get(_WORD))
+        except jax.errors.JaxRuntimeError:  # it has not said anything
+            continue
+        logger.critical(
+            "process 0 ended itself with code %d, and so does process %d of %d",
+            *(code, several.process, several.processes),
+        )
+        _failed.insert(0, code)
+        _leave()
+
+
 def _leave():
     """Ends a process that failed without JAX's farewell, for which the others would be waited."""
+    _over.set()
+    if _orderly:
+        if _failed[0]:
+            global_state.client.key_value_set(_WORD, str(_failed[0]))
+        time.sleep(4 * LISTEN_SECONDS)  # JAX ends the others when this process is gone
     if _failed:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_failed[0])
+    # JAX itself would wait 300 seconds, and then abort all of them.
+    global_state.client.wait_at_barrier("ended", END_SECONDS * 1000)

@@ -1,14 +1,18 @@
-"""Keras' `fit` and `evaluate` under MultiWorkerMirroredStrategy, which fail in Keras 3.15.1.
+"""Keras' `fit` and `evaluate` under a strategy of TensorFlow, as Keras 3.15.1 has them.
 
-See https://github.com/keras-team/keras/issues/20585. In keras/src/backend/tensorflow/trainer.py
+MultiWorkerMirroredStrategy fails: https://github.com/keras-team/keras/issues/20585. What is wrong,
+in keras/src/backend/tensorflow/trainer.py:
 
 1. `_maybe_symbolic_build` asks the strategy for the mean of a batch, of which it needs shapes and
-   dtypes only. It gets: "Attempt to convert a value (PerReplica:...".
+   dtypes only. It gets: "Attempt to convert a value (PerReplica:...". Under MirroredStrategy it
+   works, but a generator has lost the batches that were read for it.
 2. `reduce_per_replica` takes the mean of each replica's metrics over axis 0. They are scalars.
+3. `fit` cuts a batch into unequal parts and takes the mean of their means, or fails on an empty
+   part: "Missing 1-th output". Here such a batch is refused. (`evaluate` and `predict` are right.)
 
-What is put around the two gives a Keras that is right what it makes itself. So it is there under
-every Keras whose two functions have the known parameters, and not where they have changed: a test
-says when Keras no longer needs it, and this file can go.
+What is put around the three gives a Keras that is right what it makes itself. So it is there under
+every Keras where they have the known parameters, and not where they have changed: a test says when
+Keras no longer needs it, and this file can go.
 """
 
 import contextlib
@@ -20,6 +24,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +33,14 @@ LAST_WRONG = (3, 15, 1)
 KNOWN = {
     "_maybe_symbolic_build": ["self", "iterator", "data_batch"],
     "reduce_per_replica": ["values", "strategy", "reduction"],
+    "TFEpochIterator": ["distribute_strategy", "args", "kwargs"],
 }
 
 
 @contextlib.contextmanager
 def corrected() -> Iterator[None]:
     """Corrects Keras, and takes it back."""
-    owners = {"_maybe_symbolic_build": trainer.TensorFlowTrainer, "reduce_per_replica": trainer}
+    owners = dict.fromkeys(KNOWN, trainer) | {"_maybe_symbolic_build": trainer.TensorFlowTrainer}
     found = {name: getattr(owner, name, None) for name, owner in owners.items()}
     changed = [
         name
@@ -45,9 +51,10 @@ def corrected() -> Iterator[None]:
         _check_newer(changed)
         yield
         return
-    build = _build_of_one_replica(found["_maybe_symbolic_build"])
+    build = _build_of_shapes(found["_maybe_symbolic_build"])
     trainer.TensorFlowTrainer._maybe_symbolic_build = build
     trainer.reduce_per_replica = _mean_of_scalars(found["reduce_per_replica"])
+    trainer.TFEpochIterator = _iterator_of_equal_parts(found["TFEpochIterator"])
     try:
         yield
     finally:
@@ -60,31 +67,32 @@ def _check_newer(changed):
     version = tuple(int("".join(c for c in part if c.isdecimal()) or 0) for part in numbers)
     if version <= LAST_WRONG:
         raise RuntimeError(
-            f"keras {keras.__version__} must be corrected to train in several processes "
+            f"keras {keras.__version__} must be corrected to train on several devices "
             f"(keras-team/keras#20585), and its {', '.join(changed)} cannot be: "
             "something has replaced it"
         )
     logger.warning(
-        "Keras %s has changed %s: training in several processes is left to it, uncorrected "
+        "Keras %s has changed %s: training on several devices is left to it, uncorrected "
         "(keras-team/keras#20585)",
         *(keras.__version__, ", ".join(changed)),
     )
 
 
-def _build_of_one_replica(keras_build):
+def _build_of_shapes(keras_build):
     @functools.wraps(keras_build)
     def build(self, iterator=None, data_batch=None):
         # (It does nothing for a model that was made outside of the strategy.)
         if iterator is not None and self._distribute_strategy is not None:
-            local = self._distribute_strategy.experimental_local_results
-            for _, _, batches in iterator:
-                parts = next(batches)
-                data_batch = keras.tree.map_structure(lambda part: local(part)[0], parts)
-                iterator = None
-                break
+            spec = iterator._distributed_dataset.element_spec
+            data_batch, iterator = keras.tree.map_structure(_of_one_replica, spec), None
         return keras_build(self, iterator, data_batch)
 
     return build
+
+
+def _of_one_replica(spec):
+    spec = getattr(spec, "_value_specs", [spec])[0]
+    return None if isinstance(spec, tf.OptionalSpec) else spec  # Keras' way to say None
 
 
 def _mean_of_scalars(keras_reduce):
@@ -97,3 +105,41 @@ def _mean_of_scalars(keras_reduce):
         return keras_reduce(values, strategy, reduction)
 
     return reduce
+
+
+def _iterator_of_equal_parts(keras_iterator):
+    @functools.wraps(keras_iterator)
+    def iterator(*args, distribute_strategy, **kwargs):
+        replicas = distribute_strategy.num_replicas_in_sync
+        if "class_weight" not in kwargs or replicas == 1:  # `fit` alone says it
+            return keras_iterator(distribute_strategy, *args, **kwargs)
+        made = keras_iterator(_EqualParts(distribute_strategy), *args, **kwargs)
+        # Only of arrays it is known before.
+        arrays = isinstance(made.data_adapter, ArrayDataAdapter)
+        rest = made.data_adapter.partial_batch_size if arrays else None
+        if rest and rest % replicas and not made.steps_per_epoch:
+            raise ValueError(
+                f"batch_size must leave a last batch that is a multiple of the {replicas} devices, "
+                f"or some samples be left out. Received: a last batch of {rest}"
+            )
+        return made
+
+    return iterator
+
+
+class _EqualParts:
+    """A strategy that cuts whole batches into equal parts only."""
+
+    def __init__(self, strategy):
+        self.strategy = strategy
+
+    def experimental_distribute_dataset(self, dataset):
+        replicas = self.strategy.num_replicas_in_sync
+
+        def check(*batch):
+            size = tf.shape(tf.nest.flatten(batch)[0])[0]
+            says = f"batches must be a multiple of the {replicas} devices. Received: a batch of"
+            tf.debugging.Assert(size % replicas == 0, [says, size])
+            return batch if isinstance(dataset.element_spec, tuple) else batch[0]
+
+        return self.strategy.experimental_distribute_dataset(dataset.map(check))

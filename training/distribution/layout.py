@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 import keras
+from keras.src.utils import jax_utils
 
 import keras_vit
 
@@ -84,6 +85,11 @@ class ModelParallel(keras.distribution.ModelParallel):
                     f"{tuple(variable.shape)}"
                 )
         return layout
+
+    def get_tensor_layout(self, path):
+        # Called outside of a compiled step, a model may get any number of images: JAX could not cut
+        # three of them for two devices there.
+        return super().get_tensor_layout(path) if jax_utils.is_in_jax_tracing_scope() else None
 
 
 def check(model: keras.Model, mesh: keras.distribution.DeviceMesh, whole: int = WHOLE) -> None:

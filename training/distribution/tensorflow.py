@@ -43,9 +43,8 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iter
         if len(names) == 1:
             yield Devices(names)
             return
-        strategy = tf.distribute.MirroredStrategy(names)
-        made = TensorFlowDevices(strategy)
-        with made.active():
+        made = TensorFlowDevices(_mirrored(tuple(names)))
+        with made.active(), keras_20585.corrected():
             yield made
         return
     strategy = _join(several)
@@ -55,6 +54,13 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iter
             yield made
             made.barrier()  # process 0 serves the others: it must not leave before them
     except tf.errors.OpError as error:
+        if "collective instance" in str(error).lower():
+            raise RuntimeError(
+                f"process {several.process} of {several.processes} did not do what another one "
+                "did: each must make, fit, evaluate and save the same, with batches of one shape. "
+                "What one of them does by itself belongs into `with devices.alone():`, or after "
+                "the scope"
+            ) from error
         if not _is_of_peer(error):
             raise
         seconds = cluster.seconds(cluster.PEER, PEER_SECONDS)
@@ -121,6 +127,12 @@ class TensorFlowDevices(Devices):
         return False
 
     def prepare(self, model: keras.Model) -> None:
+        here = self.strategy.extended.variable_created_in_scope
+        if elsewhere := [v.path for v in model.weights if not here(v.value)]:
+            raise ValueError(
+                "model must be made in the scope of its devices, where its weights are put on "
+                f"every one of them. Received: {elsewhere[0]}, made outside"
+            )
         if model.steps_per_execution > 1:
             # Seen: "You must feed a value for placeholder tensor 'while/body/...'".
             raise ValueError(
@@ -204,6 +216,11 @@ def _local_devices():
     """The logical devices of the best kind."""
     found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return [f"{device.device_type}:{device.name.rpartition(':')[2]}" for device in found]
+
+
+@functools.cache  # another one would use its numbers for collectives again, for other gradients
+def _mirrored(names):
+    return tf.distribute.MirroredStrategy(names)
 
 
 # -- several processes

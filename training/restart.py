@@ -1,0 +1,97 @@
+"""What a restart gives back while `fit` begins: callbacks, metrics, random generators.
+
+Keras begins an epoch that was cut off as if it were new, and a run too, and tells the callbacks,
+which did before the kill what they do then, such as to lower the learning rate. So it is undone.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from training import remembered, variables
+from training.distribution.devices import Devices
+from training.snapshots import Snapshot, Start
+
+
+class Restart:
+    """The rest of a checkpoint, once model and optimizer have their values.
+
+    Args:
+        start: Where the run goes on.
+        snapshot: The checkpoint.
+    """
+
+    def __init__(self, start: Start, snapshot: Snapshot):
+        arrays = snapshot.arrays.items()
+        rest = {n: a for n, a in arrays if n.split("/")[0] not in variables.STATE}
+        self.start = start
+        self.snapshot = dataclasses.replace(snapshot, arrays=rest)
+        self._kept: dict[str, np.ndarray] = {}
+
+    def keep(self, model: keras.Model) -> None:
+        """Before other callbacks hear of a beginning."""
+        self._kept = variables.collect(model, variables.STATE)
+
+    def put_back(
+        self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> list[str]:
+        """After that: model and optimizer are as they were before, and callbacks as they were.
+
+        Returns:
+            Classes of callbacks that there are no more.
+        """
+        variables.assign(model, variables.STATE, self._kept)
+        self._kept = {}
+        facts = self.snapshot.facts["callbacks"]
+        return remembered.restore_callbacks(callbacks, facts, self.snapshot.arrays)
+
+    def open_epoch(self, model: keras.Model, epoch: int, steps: int | None) -> None:
+        """Before other callbacks hear of the first epoch.
+
+        Raises:
+            ValueError: It is another epoch, or one of another length.
+        """
+        before, done = self.snapshot.facts["steps_per_epoch"], self.start.step_in_epoch
+        if epoch != self.start.epoch:
+            raise ValueError(
+                f"initial_epoch must be {self.start.epoch}, where the run goes on. "
+                f"Received: initial_epoch={epoch}"
+            )
+        if done and (steps is None or steps <= done or before not in (None, steps)):
+            raise ValueError(
+                f"steps_per_epoch must be {before or f'more than {done}'}, as in the epoch that is "
+                f"gone on with. Received: steps_per_epoch={steps}"
+            )
+        remembered.restore_random(self.snapshot.facts["random"], self.snapshot.arrays)
+        self.keep(model)
+
+    def begin(
+        self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """After that.
+
+        Returns:
+            What the random generators shall know when the first step begins.
+        """
+        if self.snapshot.facts["inside_epoch"]:
+            self.put_back(model, callbacks)
+            variables.restore_metrics(model, self.snapshot)
+            return self.snapshot.facts["random"], self.snapshot.arrays
+        arrays: dict[str, np.ndarray] = {}
+        return remembered.of_random(arrays), arrays
+
+
+def check_shared(snapshot: Snapshot | None, folder: Path, devices: Devices) -> None:
+    """Raises in every process where they have not found the same."""
+    step = -1 if snapshot is None else snapshot.facts["position"]["step"]
+    found = devices.gather(np.asarray(step, "int32"))
+    if np.any(found != step):
+        names = ["nothing" if one < 0 else f"step {one}" for one in found.tolist()]
+        raise ValueError(
+            "folder must be one that all processes share. "
+            f"Received: folder={str(folder)!r}, where they find {', '.join(names)}"
+        )
