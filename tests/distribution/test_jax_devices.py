@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import trainee
+from processes import environments
 from trainee import Plan, check_same, run_in_turn
 
 import keras_vit
@@ -61,17 +62,7 @@ def forced(devices):
     return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
-def two_processes(**extra):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    names = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
-    values = [(address, "2", str(process)) for process in range(2)]
-    prefix = "KERAS_DISTRIBUTION_"
-    return [{**{prefix + k: v for k, v in zip(names, one, strict=True)}, **extra} for one in values]
-
-
-def start(what, environments):
+def start(what, settings):
     environment = {**os.environ, "PYTHONPATH": str(trainee.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     return [
         subprocess.Popen(
@@ -81,7 +72,7 @@ def start(what, environments):
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for extra in environments
+        for extra in settings
     ]
 
 
@@ -141,7 +132,7 @@ def test_two_processes_compute_what_one_device_does(four, tmp_path):
         Plan("auto", keras_file=str(path)),
         Plan("model:2", own_part=True),
     ]
-    whole, cut = run_in_turn(plans, two_processes(**forced(2)))
+    whole, cut = run_in_turn(plans, environments(**forced(2)))
     for results, replicas in ((whole, 4), (cut, 2)):
         for process, result in enumerate(results):
             check_same(result, four["one"])
@@ -158,7 +149,7 @@ def test_two_processes_compute_what_one_device_does(four, tmp_path):
 
 
 def test_process_that_is_killed_ends_the_other():
-    first, second = start("kill", two_processes())
+    first, second = start("kill", environments())
     said = first.communicate(timeout=120)[0]
     assert first.returncode == 1, said
     assert "ConnectionError: process 0 of 2 lost another one" in said
@@ -166,7 +157,7 @@ def test_process_that_is_killed_ends_the_other():
 
 
 def test_error_in_one_process_ends_the_other():
-    first, second = start("raise", two_processes())
+    first, second = start("raise", environments())
     said = [child.communicate(timeout=120)[0] for child in (first, second)]
     assert (first.returncode, second.returncode) == (1, 1), said
     assert "ConnectionError: process 0 of 2 lost another one" in said[0]
@@ -175,7 +166,7 @@ def test_error_in_one_process_ends_the_other():
 
 @pytest.mark.slow
 def test_predict_gives_all_predictions_to_each_process():
-    for child in start("predict", two_processes(**forced(2))):
+    for child in start("predict", environments(**forced(2))):
         said = child.communicate(timeout=120)[0]
         assert child.returncode == 0, said
         assert "predictions are those of one device" in said
@@ -184,7 +175,7 @@ def test_predict_gives_all_predictions_to_each_process():
 
 @pytest.mark.slow
 def test_process_that_does_not_answer_ends_the_other():
-    first, second = start("stop", two_processes())
+    first, second = start("stop", environments())
     try:
         said = first.communicate(timeout=120)[0]
         assert first.returncode == -signal.SIGABRT, said
@@ -196,8 +187,8 @@ def test_process_that_does_not_answer_ends_the_other():
 
 
 def test_process_that_never_comes_ends_the_other():
-    environments = two_processes()
-    (first,) = start("alone", environments[:1])
+    settings = environments()
+    (first,) = start("alone", settings[:1])
     said = first.communicate(timeout=120)[0]
     assert first.returncode == 1, said
     assert "process 0 of 2 did not meet all others at 127.0.0.1" in said
@@ -205,12 +196,12 @@ def test_process_that_never_comes_ends_the_other():
 
 
 def test_port_in_use_is_named():
-    environments = two_processes()
-    port = int(environments[0]["KERAS_DISTRIBUTION_JOB_ADDRESSES"].rpartition(":")[2])
+    settings = environments()
+    port = int(settings[0]["KERAS_DISTRIBUTION_JOB_ADDRESSES"].rpartition(":")[2])
     with socket.socket() as taken:
         taken.bind(("", port))
         taken.listen()
-        (first,) = start("alone", environments[:1])
+        (first,) = start("alone", settings[:1])
         said = first.communicate(timeout=120)[0]
     assert first.returncode == 1
     assert f"127.0.0.1:{port}: another program uses it" in said

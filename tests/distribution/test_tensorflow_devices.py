@@ -1,6 +1,5 @@
 """TensorFlow on several devices: two logical CPUs, and two processes on loopback."""
 
-import contextlib
 import json
 import os
 import socket
@@ -11,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import trainee
+from processes import environments
 from trainee import Plan, check_same, run_in_turn
 
 import keras_vit
@@ -69,16 +69,6 @@ with contextlib.ExitStack() as stack:
 """
 
 
-def two_processes():
-    with contextlib.ExitStack() as stack:
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        workers = [f"127.0.0.1:{server.getsockname()[1]}" for server in free]
-    return [
-        {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
-        for task in ({"type": "worker", "index": 0}, {"type": "worker", "index": 1})
-    ]
-
-
 def run_pair(what, **extra):
     environment = {**os.environ, "PYTHONPATH": str(trainee.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     children = [
@@ -89,7 +79,7 @@ def run_pair(what, **extra):
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for own in two_processes()
+        for own in environments()
     ]
     try:
         return [(child.communicate(timeout=200)[0], child.returncode) for child in children]
@@ -124,7 +114,7 @@ def several(tmp_path_factory):
         "whole batches": Plan("auto", "adamw"),
         "ema": Plan("auto", settings=EMA, own_part=True),
     }
-    results = run_in_turn(list(plans.values()), two_processes())
+    results = run_in_turn(list(plans.values()), environments())
     return dict(zip(plans, results, strict=True)), file
 
 
@@ -235,8 +225,8 @@ def test_a_port_in_use_is_an_error(monkeypatch):
 
 def test_a_process_that_never_comes_is_named(monkeypatch):
     monkeypatch.setenv("DISTRIBUTION_START_SECONDS", "1")
-    # Nothing serves these: the sockets of `two_processes` are closed.
-    workers = json.loads(two_processes()[0]["TF_CONFIG"])["cluster"]["worker"]
+    # Nothing serves these.
+    workers = json.loads(environments()[0]["TF_CONFIG"])["cluster"]["worker"]
     missing = r"process 0 of 2 has not met process 1 \(127.0.0.1:\d+\) within 1 seconds"
     with pytest.raises(ConnectionError, match=missing):
         tensorflow._meet(Cluster(tuple(workers), 2, 0, "TF_CONFIG"))

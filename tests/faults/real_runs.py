@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -81,39 +80,6 @@ def settings(*more):
     """The options of a new run."""
     pairs = (part for one in (*SETTINGS, *more) for part in ("--set", one))
     return ["--recipe", "digits", *pairs]
-
-
-def environments(number=2):
-    """What tells processes of this machine that they train together."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    host, port = addresses[0].split(":")
-    found = []
-    for process in range(number):
-        task = {"type": "worker", "index": process}
-        named = {
-            "tensorflow": {
-                "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})
-            },
-            "jax": {
-                "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses[0],
-                "KERAS_DISTRIBUTION_NUM_PROCESSES": str(number),
-                "KERAS_DISTRIBUTION_PROCESS_ID": str(process),
-            },
-            "torch": {
-                "WORLD_SIZE": str(number),
-                "RANK": str(process),
-                "LOCAL_RANK": str(process),
-                "MASTER_ADDR": host,
-                "MASTER_PORT": port,
-                "OMP_NUM_THREADS": "1",
-            },
-        }
-        found.append(named[keras.backend.backend()])
-    return found
 
 
 def killed(*processes):

@@ -6,6 +6,7 @@ import signal
 import keras
 import pytest
 import real_runs
+from processes import environments
 from real_runs import Process, log, same_weights, weights
 
 from training import snapshots
@@ -18,9 +19,7 @@ def two(folder, *options, each=((), ())):
     """Starts both; each process may have options of its own."""
     return [
         Process(folder, *options, *own, log=f"{folder}_{number}.log", **environment)
-        for number, (own, environment) in enumerate(
-            zip(each, real_runs.environments(), strict=True)
-        )
+        for number, (own, environment) in enumerate(zip(each, environments(), strict=True))
     ]
 
 
@@ -94,10 +93,10 @@ def test_two_processes_without_a_shared_folder_are_refused(tmp_path):
     alone.wait_for(20)
     real_runs.killed(alone)
     steps = snapshots.steps(second / "checkpoints")
-    environments = real_runs.environments()
+    both = environments()
     processes = [
         Process(folder, *real_runs.settings(), **environment)
-        for folder, environment in zip((first, second), environments, strict=True)
+        for folder, environment in zip((first, second), both, strict=True)
     ]
     assert [process.code() for process in processes] == [1, 1]
     for process in processes:

@@ -8,10 +8,10 @@ import re
 import socket
 from collections.abc import Mapping
 
-START = "DISTRIBUTION_START_SECONDS"
-"""Names how long a process waits for all to come (300)."""
-PEER = "DISTRIBUTION_PEER_SECONDS"
-"""Names how long a process that says nothing is waited for; each backend has its default."""
+START, PEER, WAIT = (f"DISTRIBUTION_{name}_SECONDS" for name in ("START", "PEER", "WAIT"))
+SECONDS = {START: 300, PEER: 30, WAIT: 600}
+"""How long all processes are waited for at the beginning, one without a sign of life later, and one
+that lives and does not come, for it may write a file meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,9 @@ def find(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster |
     return found
 
 
-def seconds(name: str, default: int = 300, environment: Mapping[str, str] = os.environ) -> int:
-    """What the environment says of a time, `START` or `PEER`."""
-    text = environment.get(name) or str(default)
+def seconds(name: str, environment: Mapping[str, str] = os.environ) -> int:
+    """What the environment says of a time: `START`, `PEER` or `WAIT`."""
+    text = environment.get(name) or str(SECONDS[name])
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{name} must be a number of seconds. Received: {name}={text!r}")
     return int(text)

@@ -4,7 +4,11 @@ A worker that dies ends the others: at once where they exchange values over the 
 (CPUs), and wherever they wait after `DISTRIBUTION_PEER_SECONDS` (30) without a sign of life. The
 scope raises a `ConnectionError` where JAX raises anything; otherwise JAX writes why, and aborts the
 process. Where process 0 ends itself (`sys.exit`, as after SIGTERM), the others end with its code.
-One that never comes is waited for `DISTRIBUTION_START_SECONDS` (300).
+One that never comes is waited for `DISTRIBUTION_START_SECONDS` (300), one that does not come to the
+end of the scope `DISTRIBUTION_WAIT_SECONDS` (600). In a step JAX waits for ever for one that lives.
+
+After a scope was left by an exception, the process ends with exit code 1, also where the program
+has caught it, unless another scope came to its end.
 """
 
 import atexit
@@ -16,7 +20,6 @@ import re
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,12 +32,10 @@ from keras.src.backend.jax import distribution_lib
 
 from training.distribution import cluster, layout
 from training.distribution.devices import Devices
+from training.distribution.jax_batches import Cut, feeding
 
 logger = logging.getLogger(__name__)
 
-PEER_SECONDS = 30
-SCOPE_SECONDS = 600
-"""How long a process waits at the end of the scope for the others, which may write a file."""
 END_SECONDS = 3600
 """How long it does at its own end, for they may have reports to write."""
 LISTEN_SECONDS = 0.5
@@ -46,7 +47,6 @@ _failed: list[int] = []  # the code that a process which failed ends with
 _orderly: list[bool] = []  # that process 0 does so by `sys.exit`
 _over = threading.Event()  # this process ends
 _WORD = "the code that process 0 ends itself with"
-_feed = distribution_lib.distribute_data_input
 _left = itertools.count()  # scopes of several processes
 
 
@@ -61,6 +61,8 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int) -> Iterator
             yield made
             if made.processes > 1:
                 _wait_for_all(made)
+        _failed.clear()  # what an earlier scope raised has been dealt with
+        _orderly.clear()
     except BaseException as error:
         if made.processes > 1:
             _note(error, made)
@@ -138,65 +140,11 @@ class JaxDevices(Devices):
         return super().__str__()
 
 
-class _Cut:
-    """What a process is fed: its part of a plain dataset, all of one that holds only that.
-
-    Deviation: Keras' own cuts a dataset of whole batches as well, but loses their number, and
-    gives processes unlike parts of a last one that is smaller.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.own = weakref.WeakSet()
-
-    def distribute_dataset(self, dataset):
-        import tensorflow as tf  # only here: it takes longer to load than all else
-
-        processes, replicas = self.num_processes, self._replicas
-        if processes == 1 or dataset in self.own:
-            return dataset
-        number = jax.process_index()
-
-        def part(values):
-            size = tf.shape(values)[0]
-            even = tf.debugging.assert_equal(
-                size % replicas, 0, f"batches must be a multiple of the {replicas} devices"
-            )
-            with tf.control_dependencies([even]):
-                each = size // processes
-            return values[each * number : each * (number + 1)]
-
-        return dataset.map(lambda *batch: tf.nest.map_structure(part, batch), tf.data.AUTOTUNE)
-
-    def feed(self, values, layout, batch_dim_name):
-        """Gives each device its part of an array; or all of one that cannot be cut evenly.
-
-        Deviation: Keras raises an IndivisibleError then, such as for the last batch of arrays. With
-        the whole batch each device computes the same, which is right, only slower.
-        """
-        here = self._replicas // self.num_processes
-        if values is not None and len(values) % here:
-            if self.num_processes > 1:
-                raise ValueError(
-                    f"batches must be a multiple of the {self._replicas} devices. Received: a part "
-                    f"of {len(values)} samples for the {here} devices of process "
-                    f"{jax.process_index()}"
-                )
-            everywhere = jax.sharding.PartitionSpec()
-            layout = jax.sharding.NamedSharding(self.device_mesh.backend_mesh, everywhere)
-        return _feed(values, layout, batch_dim_name)
-
-    @property
-    def _replicas(self):
-        shape = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
-        return shape[self.batch_dim_name]
-
-
-class _DataParallel(_Cut, keras.distribution.DataParallel):
+class _DataParallel(Cut, keras.distribution.DataParallel):
     pass
 
 
-class _ModelParallel(_Cut, layout.ModelParallel):
+class _ModelParallel(Cut, layout.ModelParallel):
     pass
 
 
@@ -227,19 +175,19 @@ def _choose(devices, parts):
 
 
 def _name(device):
-    return f"{device.platform}:{device.id}" if device.platform == "cpu" else device.device_kind
+    number = device.local_hardware_id  # `id` counts on over processes, by thousands
+    return f"{device.platform}:{number}" if device.platform == "cpu" else device.device_kind
 
 
 @contextlib.contextmanager
 def _set(distribution):
-    former = keras.distribution.distribution(), distribution_lib.distribute_data_input
+    former = keras.distribution.distribution()
     keras.distribution.set_distribution(distribution)
-    distribution_lib.distribute_data_input = getattr(distribution, "feed", _feed)
     try:
-        yield
+        with feeding(distribution):
+            yield
     finally:
-        keras.distribution.set_distribution(former[0])
-        distribution_lib.distribute_data_input = former[1]
+        keras.distribution.set_distribution(former)
 
 
 def _predict_whole(model, mesh):
@@ -271,17 +219,26 @@ def _join(several):
         waiting = threading.Timer(start, _give_up, [several, start])
         waiting.daemon = True
         waiting.start()
-        jax.distributed.initialize(
-            several.addresses[0],
-            several.processes,
-            several.process,
-            _local_device_ids(several),
-            cluster_detection_method="deactivate",
-            initialization_timeout=start,
-            heartbeat_timeout_seconds=cluster.seconds(cluster.PEER, PEER_SECONDS),
-            shutdown_timeout_seconds=END_SECONDS,
-        )
-        waiting.cancel()
+        try:
+            jax.distributed.initialize(
+                several.addresses[0],
+                several.processes,
+                several.process,
+                _local_device_ids(several),
+                cluster_detection_method="deactivate",
+                initialization_timeout=start,
+                heartbeat_timeout_seconds=cluster.seconds(cluster.PEER),
+                shutdown_timeout_seconds=END_SECONDS,
+            )
+        except RuntimeError as error:
+            if "before any JAX" not in str(error):
+                raise
+            raise RuntimeError(
+                "the scope of several processes must be entered before JAX is used, by a model "
+                f"or keras.ops for example: {error}"
+            ) from error
+        finally:
+            waiting.cancel()
         atexit.register(_leave)
         if several.process:
             threading.Thread(target=_listen, args=[several], daemon=True).start()
@@ -318,13 +275,21 @@ def _give_up(several, start):
 
 def _wait_for_all(devices):
     """Notices a process that did not take part to the end: the others would wait for it."""
+    seconds, most = cluster.seconds(cluster.PEER), cluster.seconds(cluster.WAIT)
+    says = "process %d of %d has waited %d seconds for another one at the end of the scope"
+    told = (says, devices.process, devices.processes, seconds)
+    waiting = threading.Timer(seconds, logger.warning, told)
+    waiting.daemon = True
+    waiting.start()
     try:
-        global_state.client.wait_at_barrier(f"left scope {next(_left)}", SCOPE_SECONDS * 1000)
+        global_state.client.wait_at_barrier(f"left scope {next(_left)}", 1000 * most)
     except jax.errors.JaxRuntimeError as error:
         raise ConnectionError(
             f"process {devices.process} of {devices.processes} is at the end of the scope, and "
-            f"another one did not come to it within {SCOPE_SECONDS} seconds"
+            f"another one did not come to it within {most} seconds ({cluster.WAIT})"
         ) from error
+    finally:
+        waiting.cancel()
 
 
 def _note(error, devices):

@@ -4,11 +4,13 @@ Several local devices are a MirroredStrategy, several processes a MultiWorkerMir
 
 A process that waits for one that has died gets a `ConnectionError`: at once where the first process
 is gone, after `DISTRIBUTION_PEER_SECONDS` (30) where it is another, for it is the first one that
-counts heartbeats. One that never comes is waited for `DISTRIBUTION_START_SECONDS` (300).
+counts heartbeats. One that lives and does not come to a step is waited for
+`DISTRIBUTION_WAIT_SECONDS` (600), one that never comes at all `DISTRIBUTION_START_SECONDS` (300).
 """
 
 import contextlib
 import functools
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from tensorflow.python.eager import context
 from training.distribution import cluster, keras_20585, strategy_optimizer
 from training.distribution.devices import Devices
 
-PEER_SECONDS = 30
+_LATE = "Collective has timed out"
 
 
 @contextlib.contextmanager
@@ -51,6 +53,7 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iter
     made = TensorFlowDevices(strategy, several.processes, several.process)
     try:
         with made.active(), keras_20585.corrected():
+            _agree_on_a_seed(made)
             yield made
             made.barrier()  # process 0 serves the others: it must not leave before them
     except tf.errors.OpError as error:
@@ -63,10 +66,11 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iter
             ) from error
         if not _is_of_peer(error):
             raise
-        seconds = cluster.seconds(cluster.PEER, PEER_SECONDS)
+        name = cluster.WAIT if _LATE in str(error) else cluster.PEER
+        what = "did not come to a step within" if name == cluster.WAIT else "was not heard for"
         raise ConnectionError(
             f"process {several.process} of {several.processes} has lost another one, which died, "
-            f"ended before it, or was not heard for {seconds} seconds ({cluster.PEER}). "
+            f"ended before it, or {what} {cluster.seconds(name)} seconds ({name}). "
             "See what that one said last"
         ) from error
 
@@ -254,11 +258,14 @@ def _join(several):
         "standalone",
         service_leader="/job:worker/replica:0/task:0",
         coordinated_jobs=[job],
-        heartbeat_timeout_in_ms=1000 * cluster.seconds(cluster.PEER, PEER_SECONDS),
+        heartbeat_timeout_in_ms=1000 * cluster.seconds(cluster.PEER),
         cluster_register_timeout_in_ms=1000 * cluster.seconds(cluster.START),
     )
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=float(cluster.seconds(cluster.WAIT))
+    )
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except tf.errors.OpError as error:
         raise ConnectionError(
             f"process {several.process} of {several.processes} could not join the others: "
@@ -268,6 +275,24 @@ def _join(several):
         raise RuntimeError(
             f"the scope of several processes must be entered before TensorFlow is used: {error}"
         ) from error
+
+
+def _agree_on_a_seed(devices):
+    """One seed for all, unless the user has set one: each process shuffles for itself, all alike.
+
+    Else some samples would be seen twice, and others not.
+    """
+    ours = context.global_seed()
+    seeds = devices.gather(np.array(-1 if ours is None else ours, "int64"))
+    given = sorted({*seeds.tolist()} - {-1})
+    if len(given) > 1:
+        raise ValueError(
+            "keras.utils.set_random_seed must be given one seed in every process. "
+            f"Received: {', '.join(map(str, given))}"
+        )
+    drawn = devices.gather(np.array(secrets.randbits(31), "int64"))[0]  # that of the first process
+    if ours is None:
+        keras.utils.set_random_seed(int(given[0] if given else drawn))
 
 
 def _share_a_machine(several):
@@ -312,4 +337,5 @@ def _answers(address):
 def _is_of_peer(error):
     """Whether TensorFlow says that another process is gone."""
     signs = ("Collective ops is aborted", "/tensorflow.CoordinationService", "target /job:worker")
+    signs += (_LATE,)
     return any(sign in str(error) for sign in signs)

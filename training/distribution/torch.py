@@ -33,10 +33,6 @@ from training.distribution.devices import Devices
 
 logger = logging.getLogger(__name__)
 
-# That a process waits for another in a step, which may write a file meanwhile. One that dies is
-# noticed at once: its connections close.
-PEER_SECONDS = 600
-
 _entered = itertools.count()  # scopes of several processes
 
 
@@ -71,10 +67,10 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iter
     except Exception as error:
         if not _is_of_peer(error):
             raise
-        seconds = cluster.seconds(cluster.PEER, PEER_SECONDS)
+        seconds = cluster.seconds(cluster.WAIT)
         raise ConnectionError(
             f"process {several.process} of {several.processes} has lost another one, which died, "
-            f"ended before it, or did not answer for {seconds} seconds ({cluster.PEER}). "
+            f"ended before it, or did not answer for {seconds} seconds ({cluster.WAIT}). "
             "See what that one said last"
         ) from error
     finally:
@@ -190,7 +186,7 @@ def _join(several, kind):
         store=store,
         rank=several.process,
         world_size=several.processes,
-        timeout=timedelta(seconds=cluster.seconds(cluster.PEER, PEER_SECONDS)),
+        timeout=timedelta(seconds=cluster.seconds(cluster.WAIT)),
     )
 
 
