@@ -16,6 +16,7 @@ A checkpoint is a folder that `training.snapshots` writes:
     ckpt-000124.broken/              did not verify when the run went on, and was set aside
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -65,7 +66,14 @@ def read(folder: str | os.PathLike) -> dict[str, Any]:
     process = _holder(folder / LOCK)  # first: what it leaves when it ends is read after it
     results = _read_object(folder / RESULTS, problems)
     recipe = _read_object(folder / RECIPE, problems) or {}
-    found = _listing(folder / CHECKPOINTS, hashes=True)
+    if wrong := _not_of_a_recipe(recipe):
+        problems.append(f"{folder / RECIPE} must be a recipe. Received: {wrong}")
+        recipe = {}
+    try:
+        found = _listing(folder / CHECKPOINTS, hashes=True)
+    except NotADirectoryError as error:
+        problems.append(str(error))
+        found = []
     problems += [entry["problem"] for entry, _ in found if not entry["whole"]]
     facts = next((facts for entry, facts in reversed(found) if entry["whole"]), None)
     if process is not None:
@@ -128,15 +136,34 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any] | None:
     return found
 
 
+def _not_of_a_recipe(found: Mapping[str, Any]) -> str:
+    """What is not as in a recipe, whose sections are objects; empty where all is."""
+    sections = {name: found.get(name, {}) for name in ("run", "data", "model")}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            return f"{name}={section!r}"
+    config, steps = sections["model"].get("config", {}), sections["run"].get("steps")
+    if not isinstance(config, dict):
+        return f"model.config={config!r}"
+    return "" if isinstance(steps, (int, type(None))) else f"run.steps={steps!r}"
+
+
 def _read_log(path: Path, problems: list[str]) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        problems.append(f"{path} must be a file")
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # A last line without its end is being written; or was, and goes when the run goes on.
     found = []
     for number, line in enumerate(text.split("\n")[:-1], 1):
         try:
-            found.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
+            row = json.loads(line)
+        except ValueError as error:
             problems.append(f"{path} cannot be read in line {number}: {error}")
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+        else:
+            problems.append(f"{path} must hold an object in line {number}. Received: {line}")
     return {"epochs": len(found), "last": found[-1] if found else None}
 
 
@@ -174,6 +201,23 @@ def check(path: Path, hashes: bool = True) -> None:
                 )
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The state.json of a checkpoint."""
+    facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
+    check_step(path, facts)
+    return facts
+
+
+def check_step(path: Path, facts: Any) -> None:
+    """Raises a `BrokenSnapshotError` where state.json is of another step than its folder."""
+    try:
+        step = facts["position"]["step"]
+    except (KeyError, TypeError) as error:
+        raise BrokenSnapshotError(f"{path / FACTS} does not say its step") from error
+    if step != step_of(path):
+        raise BrokenSnapshotError(f"{path} must be a checkpoint of that step. Received: of {step}")
+
+
 def steps(folder: str | os.PathLike) -> list[int]:
     """The steps there are checkpoints of, whole or not, in numeric order."""
     return [step_of(path) for path in folders(folder)]
@@ -197,6 +241,8 @@ def listing(folder: str | os.PathLike, hashes: bool = False) -> list[dict[str, A
 def folders(folder: str | os.PathLike) -> list[Path]:
     """The folders of the checkpoints, in the order of their steps."""
     if not Path(folder).is_dir():
+        if Path(folder).exists():
+            raise NotADirectoryError(errno.ENOTDIR, "must be a folder", str(folder))
         return []
     return sorted((p for p in Path(folder).iterdir() if NAME.fullmatch(p.name)), key=step_of)
 
@@ -239,11 +285,12 @@ def _describe(path: Path, hashes: bool) -> tuple[dict[str, Any], dict[str, Any]]
     problem, facts = None, {}
     try:
         check(path, hashes)
-        facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
+        facts = read_facts(path)
     except (OSError, ValueError) as error:
         problem = str(error)
     try:
-        size = sum(file.stat().st_size for file in path.iterdir())
+        files = path.iterdir() if path.is_dir() else [path]
+        size = sum(file.lstat().st_size for file in files)
     except FileNotFoundError:
         return None
     entry = {

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -162,12 +163,41 @@ def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
         (runs.RECIPE, '{"name": ', "recipe.json cannot be read"),
         (runs.RESULTS, "[]", "results.json must hold an object. Received: list"),
         (runs.LOG, '{"epoch": 1}\nspoiled\n', "log.jsonl cannot be read in line 2"),
+        (runs.LOG, '{"epoch": 1}\n[[1, 2]]\n', "must hold an object in line 2. Received: [[1, 2]]"),
+        (runs.RECIPE, '{"run": null}', "recipe.json must be a recipe. Received: run=None"),
+        (runs.RECIPE, '{"model": {"config": 5}}', "must be a recipe. Received: model.config=5"),
+        (runs.RECIPE, '{"run": {"steps": "x"}}', "must be a recipe. Received: run.steps='x'"),
     ],
 )
 def test_runs_names_other_damaged_files(folder, info, name, text, message):
     (folder / name).write_text(text)
+    code, out = info(folder, "--json")
+    assert code == 1 and [message in problem for problem in json.loads(out)["problems"]] == [True]
     code, out = info(folder)
-    assert code == 1 and message in out
+    assert code == 1
+
+
+def test_runs_names_what_is_in_the_place_of_a_folder_or_a_file(folder, info):
+    (folder / runs.CHECKPOINTS / "ckpt-000099").write_text("")
+    (folder / runs.LOG).unlink()
+    (folder / runs.LOG).mkdir()
+    code, out = info(folder, "--json")
+    problems = json.loads(out)["problems"]
+    assert code == 1 and len(problems) == 2
+    assert "log.jsonl must be a file" in problems[1] and "ckpt-000099" in problems[0]
+    shutil.rmtree(folder / runs.CHECKPOINTS)
+    (folder / runs.CHECKPOINTS).write_text("")
+    code, out = info(folder, "--json")
+    assert code == 1 and "must be a folder" in json.loads(out)["problems"][0]
+
+
+def test_runs_names_a_checkpoint_of_another_step(folder, info):
+    path = folder / runs.CHECKPOINTS / "ckpt-000011"
+    path.rename(path.with_name("ckpt-000012"))
+    code, out = info(folder, "--json")
+    run = json.loads(out)
+    assert code == 1 and run["position"]["step"] == 8
+    assert "must be a checkpoint of that step. Received: of 11" in run["problems"][0]
 
 
 def test_runs_without_a_checkpoint(tmp_path, info):

@@ -70,8 +70,9 @@ class Writer:
     def not_a_number(self, what: str, step: int) -> FloatingPointError:
         """The error for a loss or a state that is infinite or NaN."""
         return FloatingPointError(
-            f"The loss and the state of a run must stay numbers. Received: {what} after {step} "
-            f"steps; {self._there()}. Lower the learning rate, or clip the gradients"
+            "The loss and the state of a run must stay numbers. Received: "
+            f"{what}, found after {step} steps; {self._there()}. Lower the learning rate, or clip "
+            "the gradients"
         )
 
     def _write(self, step, arrays, facts):

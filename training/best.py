@@ -50,7 +50,9 @@ class Best:
         if value is None or not math.isfinite(value):
             return False
         mode = _direction(model, self.monitor) if self.mode == "auto" else self.mode
-        if self.found is not None:
+        if self.found is not None and self.found["name"] != self.monitor:
+            logger.warning("The best was by %s; it is %s now", self.found["name"], self.monitor)
+        elif self.found is not None:
             before = self.found["value"]
             if value >= before if mode == "min" else value <= before:
                 return False

@@ -40,13 +40,16 @@ logger = logging.getLogger(__name__)
 class Checkpoint(keras.callbacks.Callback):
     """Saves everything a run needs to go on, and restores it.
 
-    Weights, dropout's seeds, optimizer, metrics, what the callbacks remember, the position, and the
-    global random generators. It is copied between two steps and written by another thread, whose
-    error, such as a full disk, ends the run at the next batch; the last checkpoint stays.
+    Weights, dropout's seeds, optimizers, metrics, what the callbacks remember, the position, and
+    the global random generators. It is copied between two steps and written by another thread,
+    whose error, such as a full disk, ends the run at the next batch; the last checkpoint stays.
 
-    A loss, weight or optimizer slot that is no longer a number ends the run with a
-    `FloatingPointError` and is not saved. At SIGTERM, the run is saved before its next step and
-    ends with `SystemExit(143)`; nothing is evaluated or logged any more.
+    A loss in the logs that is no longer a number ends the run with a `FloatingPointError`; a weight
+    or optimizer slot does when it would be saved, and is not. At SIGTERM, the run is saved before
+    its next step and ends with `SystemExit(143)`; nothing is evaluated or logged any more.
+
+    Data that Keras begins anew with each epoch, such as arrays, can be gone on with at the
+    beginning of an epoch only: checkpoints are made when epochs end then.
 
     With several processes, the first one writes and all of them read. On TensorFlow, reading a
     metric would take all processes there, so that the logs of an epoch that was interrupted count
@@ -98,15 +101,17 @@ class Checkpoint(keras.callbacks.Callback):
 
         self._writer = background.Writer(self.folder, keep)
         self._lock = snapshots.Lock(self.folder)
-        self._others: list[keras.callbacks.Callback] = []
+        self._others = remembered.Others()
         self._bar: ResumedBar | None = None
         self._opened = False
         self._restart: restart.Restart | None = None
         self._random: tuple[dict, dict] | None = None
+        self._torch: Any = None  # the state of its generator when an epoch began
+        self._anew: str | None = None  # data that Keras begins anew with each epoch
         self._best = Best(monitor, mode)
         self._sigterm = Sigterm()
         self._count = Counter()
-        self._said = False  # what checkpoints do not keep
+        self._told = False  # that SIGTERM came to a process that does not save
         self._saved_step = 0
         self._saved_at = time.monotonic()
 
@@ -129,8 +134,9 @@ class Checkpoint(keras.callbacks.Callback):
         callbacks = list(callbacks)
         if not any(isinstance(c, keras.callbacks.History) for c in callbacks):
             callbacks.append(keras.callbacks.History())
-        self._others = [c for c in callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
-        if len(self._others) == len(callbacks):
+        others = [c for c in callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
+        self._others = remembered.Others(others)
+        if len(others) == len(callbacks):
             self._bar = ResumedBar()
             callbacks.append(self._bar)
         return [_Opening(self), *callbacks, self]
@@ -150,10 +156,7 @@ class Checkpoint(keras.callbacks.Callback):
             ValueError: The model or its optimizer is another one. Nothing is changed; the message
                 has all differences.
         """
-        if getattr(model, "optimizer", None) is None or not model.built:
-            raise ValueError("model must be built and compiled. Received: model=" + model.name)
-        if not model.optimizer.built:  # or there is nothing to give values to; and in a new folder,
-            model.optimizer.build(model.trainable_variables)  # so that the names are the same
+        variables.prepare(model)
         if self.devices.is_chief:
             self._lock.acquire()
             background.settle(self.folder)
@@ -197,6 +200,14 @@ class Checkpoint(keras.callbacks.Callback):
                 )
         self._sigterm.watch()
         self._saved_at = time.monotonic()
+        self._anew = restart.begins_anew()
+        within = self.every_minutes or type(self.save_freq) is int
+        if (self.params["steps"] is None or self._anew) and within:
+            logger.warning(
+                "Checkpoints are made when epochs end, and not within them: Keras begins %s anew "
+                "with each. Give fit batches that can begin at any step, and steps_per_epoch",
+                self._anew or "data of unknown length",
+            )
         self._opened = True
         if self._restart is not None:
             self._restart.keep(self.model)
@@ -208,11 +219,6 @@ class Checkpoint(keras.callbacks.Callback):
                 f"steps_per_epoch must be a multiple of steps_per_execution={executed}, so that a "
                 f"checkpoint knows its step. Received: steps_per_epoch={steps}"
             )
-        if steps is None and epoch == 0 and (self.every_minutes or type(self.save_freq) is int):
-            logger.warning(
-                "How many steps an epoch has is not known, so checkpoints are made when epochs "
-                "end, and not within them. Give fit steps_per_epoch"
-            )
         skipped = 0
         if self._restart is not None:
             self._restart.open_epoch(self.model, epoch, steps)
@@ -222,15 +228,16 @@ class Checkpoint(keras.callbacks.Callback):
             self._bar.skipped = skipped
 
     def _open_batch(self, batch):
-        if self._random is not None:
-            # Once more: torch's data loader draws a number when it begins, which it did long ago.
+        if self._random is not None:  # once more
             remembered.restore_random(*self._random)
-            self._random = None
+        elif self._torch is not None:
+            remembered.draw_after(self._torch)
+        self._random = self._torch = None
         self._check()
         count = self._count
         step, done = count.step_of(batch), count.skipped + batch
-        due = self._is_due(step) and self.params["steps"] is not None  # or is it the epoch's end?
-        if due or self._must_stop():
+        within = self.params["steps"] is not None and not self._anew  # or is it the epoch's end?
+        if (within and self._is_due(step)) or (self._must_stop() and not self._anew):
             self._save(count.epoch, done, step, inside=True)
         if self._must_stop():
             self._stop()
@@ -251,15 +258,18 @@ class Checkpoint(keras.callbacks.Callback):
         if not self._opened:
             raise ValueError("callbacks must be those of around([...]). Received: others")
         self._opened = False
+        self._others.begin()
         if self._restart is not None:
-            gone = self._restart.put_back(self.model, self._others)
+            gone = self._restart.put_back(self.model, self._others.callbacks)
             if gone and self.devices.is_chief:  # which alone has those that write
                 logger.warning("The run had callbacks that it has no more: %s", ", ".join(gone))
 
     def on_epoch_begin(self, epoch, logs=None):
         if self._restart is not None:
-            self._random = self._restart.begin(self.model, self._others)
+            self._random = self._restart.begin(self.model, self._others.callbacks)
             self._restart = None
+        if self._random is None:
+            self._torch = remembered.torch_generator()
 
     # With some backends in another thread, and later: it must not touch the model.
     def on_train_batch_end(self, batch, logs=None):
@@ -318,28 +328,17 @@ class Checkpoint(keras.callbacks.Callback):
             "versions": variables.versions(),
             "extra": self.extra,
             "optimizer": variables.optimizer_name(self.model),
-            "callbacks": self._remember(arrays),
+            "callbacks": self._others.pack(arrays),
             "random": remembered.of_random(arrays),
         }
         self._writer.write(step, arrays, facts)
         self._saved_step, self._saved_at = step, time.monotonic()
 
-    def _remember(self, arrays):
-        entries = remembered.of_callbacks(self._others, arrays)
-        lost = [f"{e['class']}.{name}" for e in entries for name in e.get("left_out", ())]
-        if lost and not self._said:
-            self._said = True
-            logger.warning(
-                "Checkpoints do not keep %s. Give the callbacks get_state() and set_state(), if "
-                "they must know it after a restart",
-                ", ".join(lost),
-            )
-        return entries
-
     def _look(self, logs, step):
-        loss = (logs or {}).get("loss", 0.0)
-        if not math.isfinite(loss) and self._writer.failure is None:
-            self._writer.failure = self._writer.not_a_number(f"loss={loss}", step)
+        for name, value in (logs or {}).items():
+            # Other metrics may begin with an infinity.
+            if "loss" in name and not math.isfinite(value) and self._writer.failure is None:
+                self._writer.failure = self._writer.not_a_number(f"{name}={value}", step)
 
     def _check(self, wait=False):
         """Raises what went wrong in another thread."""
@@ -355,12 +354,20 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _must_stop(self) -> bool:
         # Of several processes the first one stops, with the state of all, and so ends the others.
+        if self.interrupted and not self.devices.is_chief and not self._told:
+            self._told = True
+            logger.warning(
+                "SIGTERM: process %d goes on until process 0, which must get it too, has saved and "
+                "ended",
+                self.devices.process,
+            )
         return self.interrupted and self.devices.is_chief
 
     def _stop(self):
         self._check(wait=True)
         self.close()
-        logger.warning("SIGTERM: the run ends, saved at step %s", self._saved_step)
+        saved = f"saved at step {self._saved_step}" if self._saved_step else "nothing was saved"
+        logger.warning("SIGTERM: the run ends, %s", saved)
         raise SystemExit(CODE)
 
     def close(self) -> None:

@@ -142,10 +142,12 @@ def run(
             reached = _fit(plan, workdir, checkpoint, verbose, callbacks)
             weights = plain.plain_weights(plan.model)
         return _finish(plan, workdir, weights, reached) if where.is_chief else {}
-    except ConnectionError:
+    except ConnectionError as error:
         if checkpoint is None or not checkpoint.interrupted:
             raise
-        sys.exit(CODE)  # the first process has saved and gone, as it was told to
+        # The first process has saved and gone, as it was told to.
+        logger.warning("SIGTERM: the run ends, as process 0 has, which saves: %s", error)
+        sys.exit(CODE)
     finally:
         if checkpoint is not None:
             checkpoint.close()

@@ -260,8 +260,15 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 
 def read(path: str | Path) -> Recipe:
-    """The recipe that a run folder states."""
-    return Recipe.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    """The recipe that a run folder states.
+
+    Raises:
+        ValueError: The file is not one; the message names it.
+    """
+    try:
+        return Recipe.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read as a recipe: {error}") from error
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

@@ -1,10 +1,11 @@
 """What callbacks and the global random generators know, as JSON and arrays, and back again."""
 
 import inspect
+import logging
 import os
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,26 +17,63 @@ MANAGED = {"_model", "model", "params", "monitor_op", "append_header"}
 KNOWN = {"keras", "training"}  # packages whose callbacks make anew what is not kept
 PLAIN = (bool, int, float, str, type(None))
 
+logger = logging.getLogger(__name__)
+
+
+class Others:
+    """The callbacks beside the checkpoint.
+
+    Args:
+        callbacks: Any Keras callbacks.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback] = ()):
+        self.callbacks = list(callbacks)
+        self._begin: dict[int, Attributes] = {}
+        self._said = False
+
+    def begin(self) -> None:
+        """When training has begun, and all of them have heard of it."""
+        for number, callback in enumerate(self.callbacks):
+            if number not in self._begin:  # in a second `fit` it may remember the first one
+                self._begin[number] = attributes(callback, number)
+
+    def pack(self, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+        """As `of_callbacks`; says once what is not kept."""
+        entries = of_callbacks(self.callbacks, arrays, self._begin)
+        lost = [f"{e['class']}.{name}" for e in entries for name in e.get("left_out", ())]
+        if lost and not self._said:
+            self._said = True
+            logger.warning(
+                "Checkpoints do not keep %s. Give the callbacks get_state() and set_state(), if "
+                "they must know it after a restart",
+                ", ".join(lost),
+            )
+        return entries
+
 
 def of_callbacks(
-    callbacks: Sequence[keras.callbacks.Callback], arrays: dict[str, np.ndarray]
+    callbacks: Sequence[keras.callbacks.Callback],
+    arrays: dict[str, np.ndarray],
+    begin: Mapping[int, "Attributes"] | None = None,
 ) -> list[dict[str, Any]]:
     """What callbacks remember: from `get_state()` where they have it, else their attributes.
 
     Plain values, arrays, and lists, tuples and dicts of them are kept. An attribute with the name
     of an argument of the constructor is a setting, not something remembered: it is as the program
-    sets it now. What is left out of the attributes is named, unless Keras or we know it.
+    sets it now. So is one that is as it was when training began, such as a path made of a setting.
+    What is left out of the attributes is named, unless Keras or we know it.
 
     Args:
         callbacks: Any Keras callbacks.
         arrays: Receives the arrays.
+        begin: By the number of a callback, its `attributes` when training began.
 
     Returns:
         One entry for each callback, for JSON.
     """
     entries = []
     for number, callback in enumerate(callbacks):
-        name = f"callbacks/{number}"
         entry: dict[str, Any] = {"class": type(callback).__name__}
         settings = _settings(type(callback))
         entry["settings"] = {
@@ -43,23 +81,53 @@ def of_callbacks(
             for key, value in vars(callback).items()
             if key in settings and type(value) in PLAIN
         }
-        if hasattr(callback, "get_state"):
-            entry["state"] = pack(callback.get_state(), arrays, name)
+        if _has_state(callback):
+            entry["state"] = pack(callback.get_state(), arrays, f"callbacks/{number}")
         else:
-            entry["attributes"], entry["left_out"] = {}, []
-            known = type(callback).__module__.split(".")[0] in KNOWN
-            for key, value in vars(callback).items():
-                if key in settings | MANAGED:
-                    continue
-                found: dict[str, np.ndarray] = {}
-                try:
-                    entry["attributes"][key] = pack(value, found, f"{name}/{key}")
-                except TypeError:  # a function, a file, a model: made anew, not remembered
-                    if not known and _may_change(value):
-                        entry["left_out"].append(key)
-                arrays |= found
+            found = attributes(callback, number)
+            before = begin[number].values if begin and number in begin else {}
+            changed = {k: v for k, v in found.values.items() if not _same(v, before.get(k))}
+            entry["attributes"] = {key: packed for key, (packed, _) in changed.items()}
+            entry["left_out"] = found.left_out
+            for _, held in changed.values():
+                arrays |= held
         entries.append(entry)
     return entries
+
+
+class Attributes(NamedTuple):
+    """What `of_callbacks` looks at: by name, a packed value and the arrays that it holds."""
+
+    values: dict[str, tuple[Any, dict[str, np.ndarray]]]
+    left_out: list[str]
+
+
+def attributes(callback: keras.callbacks.Callback, number: int) -> Attributes:
+    """The attributes of a callback that are no settings, and the names of those not kept."""
+    found = Attributes({}, [])
+    settings = _settings(type(callback)) | MANAGED
+    known = type(callback).__module__.split(".")[0] in KNOWN
+    for key, value in vars(callback).items():
+        if key in settings:
+            continue
+        held: dict[str, np.ndarray] = {}
+        try:
+            found.values[key] = pack(value, held, f"callbacks/{number}/{key}"), held
+        except TypeError:  # a function, a file, a model: made anew, not remembered
+            if not known and _may_change(value):
+                found.left_out.append(key)
+    return found
+
+
+def _same(one: tuple[Any, dict], other: tuple[Any, dict] | None) -> bool:
+    """Whether two packed values hold the same."""
+    if other is None or one[0] != other[0] or one[1].keys() != other[1].keys():
+        return False
+    return all(a.tobytes() == other[1][name].tobytes() for name, a in one[1].items())
+
+
+def _has_state(callback: keras.callbacks.Callback) -> bool:
+    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
 
 
 def restore_callbacks(
@@ -81,7 +149,7 @@ def restore_callbacks(
             continue
         entry = max(same, key=lambda one: _agreement(callback, one.get("settings", {})))
         left = [one for one in left if one is not entry]
-        if hasattr(callback, "set_state"):
+        if "state" in entry and _has_state(callback):
             callback.set_state(unpack(entry["state"], arrays))
         else:
             for key, value in entry.get("attributes", {}).items():
@@ -173,6 +241,28 @@ def restore_random(entries: Mapping[str, Any], arrays: Mapping[str, np.ndarray])
         torch.set_rng_state(torch.from_numpy(states["torch"]))
         if len(states["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in states["cuda"]])
+
+
+def torch_generator() -> Any:
+    """The state of torch's generator, where Keras uses it; else None."""
+    if keras.backend.backend() != "torch":
+        return None
+    import torch
+
+    return torch.get_rng_state()
+
+
+def draw_after(state: Any) -> None:
+    """Leaves torch's generator one draw after a state, wherever it is now.
+
+    torch's data loader draws when it begins: in each epoch, or in the first one of a program. A run
+    that goes on must not see the difference; and two epochs must not be shuffled alike.
+    """
+    if state is not None:
+        import torch
+
+        torch.set_rng_state(state)
+        torch.rand(())
 
 
 def _may_change(value: Any) -> bool:

@@ -5,16 +5,25 @@ which did before the kill what they do then, such as to lower the learning rate.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 from training import remembered, variables
 from training.distribution.devices import Devices
 from training.snapshots import Snapshot, Start
+
+NAMES = {
+    "ArrayDataAdapter": "arrays",
+    "PyDatasetAdapter": "a PyDataset",
+    "TFDatasetAdapter": "a tf.data.Dataset without steps_per_epoch",
+    "TorchDataLoaderAdapter": "a DataLoader without steps_per_epoch",
+}
 
 
 class Restart:
@@ -66,23 +75,46 @@ class Restart:
                 f"steps_per_epoch must be {before or f'more than {done}'}, as in the epoch that is "
                 f"gone on with. Received: steps_per_epoch={steps}"
             )
+        if done and (anew := begins_anew()):
+            raise ValueError(
+                f"x must be data that goes on at step {self.start.step}, in an epoch's middle. "
+                f"Received: {anew}, which Keras begins anew with each epoch"
+            )
         remembered.restore_random(self.snapshot.facts["random"], self.snapshot.arrays)
         self.keep(model)
 
     def begin(
         self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """After that.
 
         Returns:
-            What the random generators shall know when the first step begins.
+            In the middle of an epoch, what the random generators shall know when its first step
+            begins: data loaders draw when they begin, which they did long ago.
         """
-        if self.snapshot.facts["inside_epoch"]:
-            self.put_back(model, callbacks)
-            variables.restore_metrics(model, self.snapshot)
-            return self.snapshot.facts["random"], self.snapshot.arrays
-        arrays: dict[str, np.ndarray] = {}
-        return remembered.of_random(arrays), arrays
+        if not self.snapshot.facts["inside_epoch"]:
+            return None
+        self.put_back(model, callbacks)
+        variables.restore_metrics(model, self.snapshot)
+        return self.snapshot.facts["random"], self.snapshot.arrays
+
+
+def begins_anew() -> str | None:
+    """What `fit` was given, where Keras begins it anew with each epoch: arrays, a PyDataset.
+
+    Keras tells its callbacks nothing of the data. So this looks for it in the frames of its `fit`,
+    which calls them; where it is not there, nothing is known.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and "epoch_iterator" not in frame.f_locals:
+        frame = frame.f_back
+    iterator = frame.f_locals["epoch_iterator"] if frame is not None else None
+    adapter = getattr(iterator, "data_adapter", None)
+    if adapter is None or isinstance(adapter, GeneratorDataAdapter):
+        return None
+    if getattr(iterator, "steps_per_epoch", None) is not None:
+        return None
+    return NAMES.get(type(adapter).__name__, "data")
 
 
 def check_shared(snapshot: Snapshot | None, folder: Path, devices: Devices) -> None:

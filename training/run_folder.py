@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.runs import CHECKPOINTS, LOCK, MODEL, RECIPE, RESULTS
+from keras_vit.runs import CHECKPOINTS, LOCK, MODEL, RECIPE, RESULTS, listing, read_facts
 from keras_vit.weights.atomic import TEMPORARY
 from training import recipe
 from training.distribution.devices import Devices
@@ -75,7 +75,7 @@ def check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
     """Whether a run is to go on with another recipe; raises where that was not said."""
     if not (workdir / RECIPE).exists():
         return False
-    lines = recipe.differences(recipe.read(workdir / RECIPE), ours)
+    lines = recipe.differences(read_recipe(workdir), ours)
     if lines and not accepted:
         raise ValueError(
             f"recipe must be that of the run in {workdir}, or the changes be accepted "
@@ -83,6 +83,19 @@ def check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
             f"Received changes: {'; '.join(lines)}"
         )
     return bool(lines)
+
+
+def read_recipe(workdir: Path) -> Recipe:
+    """The recipe of a run: from its file or, where that is damaged, from the newest checkpoint."""
+    try:
+        return recipe.read(workdir / RECIPE)
+    except ValueError as error:
+        for entry in reversed(listing(workdir / CHECKPOINTS, hashes=True)):
+            if entry["whole"]:
+                logger.warning("%s; the one in %s is taken", error, entry["path"])
+                extra = read_facts(Path(entry["path"]))["extra"]
+                return Recipe.from_dict(extra["recipe"])
+        raise
 
 
 def read_results(workdir: Path) -> dict[str, Any] | None:

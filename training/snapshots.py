@@ -37,6 +37,7 @@ from keras_vit.runs import (
     MANIFEST,
     BrokenSnapshotError,
     check,
+    check_step,
     folders,
     listing,
     manifest_text,
@@ -157,6 +158,7 @@ def read(path: str | os.PathLike) -> Snapshot:
             f"A checkpoint must have format {FORMAT}. Received: {str(path)!r}, "
             f"which has format {facts['format']}"
         )
+    check_step(path, facts)
     with open_arrays(path / ARRAYS) as arrays:
         return Snapshot(path, facts, dict(arrays), arrays.dtypes)
 

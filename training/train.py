@@ -105,10 +105,11 @@ def _train(options: argparse.Namespace) -> int:
 
     backend.choose()
     from training import recipe as recipes_
+    from training import run_folder
     from training.recipes import NAMES, load
 
     if options.recipe is None:
-        recipe = recipes_.read(options.workdir / "recipe.json")
+        recipe = run_folder.read_recipe(options.workdir)
     else:
         if options.recipe not in NAMES:
             print(f"The recipes are: {', '.join(NAMES)}", file=sys.stderr)

@@ -27,7 +27,19 @@ def variables(model: keras.Model, group: str) -> list[keras.Variable]:
     """The variables of a group, in Keras' order."""
     if group == MODEL:
         return model.variables
-    return model.optimizer.variables if group == OPTIMIZER else model.metrics_variables
+    if group == OPTIMIZER:
+        return [v for optimizer in optimizers(model) for v in optimizer.variables]
+    return model.metrics_variables
+
+
+def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and others that it or a layer of it has as attributes, as GANs do."""
+    found = [model.optimizer]
+    for layer in model._flatten_layers():
+        for value in vars(layer).values():
+            if isinstance(value, keras.optimizers.Optimizer) and all(value is not o for o in found):
+                found.append(value)
+    return found
 
 
 def collect(model: keras.Model, groups: Sequence[str]) -> dict[str, np.ndarray]:
@@ -94,6 +106,19 @@ def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     return None
 
 
+def prepare(model: keras.Model) -> None:
+    """Builds the optimizer of a model; raises where the model itself is not built and compiled."""
+    if getattr(model, "optimizer", None) is None or not model.built:
+        raise ValueError("model must be built and compiled. Received: model=" + model.name)
+    if unbuilt := [layer.name for layer in model._flatten_layers() if not layer.built]:
+        raise ValueError(
+            "model must be built: call it once on a batch. "
+            f"Received: model={model.name}, whose layer {unbuilt[0]} is not"
+        )
+    if not model.optimizer.built:  # or there is nothing to give values to; and in a new folder,
+        model.optimizer.build(model.trainable_variables)  # so that the names are the same
+
+
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
     """Gives a model and its optimizer, which is built, the values of a checkpoint.
 
@@ -106,6 +131,12 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
             f"A run must go on with the backend it began with. Received: {snapshot.path} of "
             f"{before['backend']}, on {here['backend']}"
         )
+    for optimizer in optimizers(model):
+        if not optimizer.built:
+            raise ValueError(
+                "Each optimizer of a model must be built before a checkpoint is restored: "
+                f"optimizer.build(variables). Received: {optimizer.name}, which is not"
+            )
     lines = differences(model, STATE, snapshot.arrays, snapshot.dtypes)
     old, new = snapshot.facts.get("optimizer"), optimizer_name(model)
     if old not in (None, new):  # two may have the same slots

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's 
 
 # Two processes that exchange a number, over and over; process 1 does what argv says in turn 20.
 MEET = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 import numpy as np
 from training import distribution
 
@@ -38,13 +38,18 @@ if what == "predict":
         devices.prepare(model)
         np.testing.assert_allclose(model.predict(batches, verbose=0), wanted, 1e-5, 1e-5)
         print("predictions are those of one device")
+        odd = batches.unbatch().batch(6)
+        np.testing.assert_allclose(model.predict(odd, verbose=0), wanted, 1e-5, 1e-5)
+        model.compile("sgd", "mse", jit_compile=devices.jit_compile())
         try:
-            model.predict(batches.unbatch().batch(6), verbose=0)
-        except tf.errors.InvalidArgumentError as error:
-            assert "batches must be a multiple of the 4 devices" in str(error)
-            print("a batch of 6 is refused")
+            model.fit(x + devices.process, x[:, :2], verbose=0)
+        except ValueError as error:
+            assert "a batch must be the same in all processes" in str(error)
+            print("another batch is refused")
     sys.exit()
 with distribution.scope() as devices:
+    # What ends a process that meets nobody has been called off.
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
     for turn in range(30):
         if turn == 20 and devices.process == 1 and what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -53,6 +58,8 @@ with distribution.scope() as devices:
             os.kill(os.getpid(), signal.SIGSTOP)
         if turn == 20 and devices.process == 1 and what == "raise":
             raise KeyError("a mistake in one process")
+        if turn == 20 and devices.is_chief and what == "exit":
+            sys.exit(7)
         numbers = devices.gather(np.int64(2**40 + devices.process))
         assert numbers.tolist() == [2**40, 2**40 + 1]
 """
@@ -165,12 +172,21 @@ def test_error_in_one_process_ends_the_other():
 
 
 @pytest.mark.slow
+def test_process_0_that_ends_itself_ends_the_other_with_its_code():
+    said = []
+    for child in start("exit", environments()):
+        said.append(child.communicate(timeout=120)[0])
+        assert child.returncode == 7, said
+    assert "process 0 ended itself with code 7, and so does process 1 of 2" in said[1]
+
+
+@pytest.mark.slow
 def test_predict_gives_all_predictions_to_each_process():
     for child in start("predict", environments(**forced(2))):
         said = child.communicate(timeout=120)[0]
         assert child.returncode == 0, said
         assert "predictions are those of one device" in said
-        assert "a batch of 6 is refused" in said
+        assert "another batch is refused" in said
 
 
 @pytest.mark.slow

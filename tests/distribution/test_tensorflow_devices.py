@@ -18,6 +18,8 @@ from training import distribution
 from training.distribution.cluster import Cluster
 
 if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
     from training.distribution import keras_20585, tensorflow
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +30,7 @@ EMA = ("optimizer.ema_momentum=0.9",)
 
 # What two processes do. Each says in JSON what it has seen; then process 1 is killed in training.
 PAIR = """
-import contextlib, json, os, signal, sys
+import contextlib, json, os, signal, sys, time
 from training import distribution
 from training.distribution import keras_20585
 
@@ -61,7 +63,9 @@ with contextlib.ExitStack() as stack:
     print("SEEN" + json.dumps(seen), flush=True)
 
     def die(batch, logs):
-        if batch == 2 and devices.process == 1:
+        if batch == 2 and devices.process == 1 and sys.argv[1] == "late":
+            time.sleep(20)
+        if batch == 2 and devices.process == 1 and sys.argv[1] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
 
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=die)
@@ -173,6 +177,13 @@ def test_a_process_that_dies_ends_the_other_with_a_message():
 
 
 @pytest.mark.slow
+def test_a_process_that_lives_and_does_not_come_ends_the_other():
+    (said, code), _ = run_pair("late", DISTRIBUTION_WAIT_SECONDS="8")
+    assert code == 1, said[-3000:]
+    assert "did not come to a step within 8 seconds (DISTRIBUTION_WAIT_SECONDS)" in said
+
+
+@pytest.mark.slow
 def test_keras_still_needs_to_be_corrected():
     for said, _ in run_pair("uncorrected", DISTRIBUTION_PEER_SECONDS="10"):
         if "FITTED" in said:
@@ -233,8 +244,6 @@ def test_a_process_that_never_comes_is_named(monkeypatch):
 
 
 def test_what_fails_under_a_strategy_is_refused():
-    import tensorflow as tf
-
     devices = tensorflow.TensorFlowDevices(tf.distribute.MirroredStrategy(["CPU:0"]))
     assert devices.jit_compile() is False
     with pytest.raises(ValueError, match="jit_compile must not be True"):
@@ -246,9 +255,51 @@ def test_what_fails_under_a_strategy_is_refused():
         devices.prepare(model)
 
 
-def test_alone_leaves_the_strategy_for_a_while():
-    import tensorflow as tf
+def test_a_process_with_several_devices_gives_each_its_part_in_order():
+    whole = tf.data.Dataset.from_tensor_slices((np.arange(12), np.arange(24).reshape(12, 2)))
+    parts = list(tensorflow._cut(whole.batch(6), 3).as_numpy_iterator())
+    assert [x.tolist() for x, _ in parts] == [[2 * n, 2 * n + 1] for n in range(6)]
+    assert [y[0, 0] for _, y in parts] == [4 * n for n in range(6)]
+    (only, *_) = tensorflow._cut(tf.data.Dataset.range(4).batch(4), 2).as_numpy_iterator()
+    assert only.tolist() == [0, 1]
 
+
+def test_gather_takes_one_part_of_each_process(monkeypatch):
+    devices = tensorflow.TensorFlowDevices(tf.distribute.MirroredStrategy(["CPU:0"]))
+    devices.names, devices.replicas, devices.processes = ("a", "b"), 4, 2
+
+    def of_all(own):  # each device holds the bytes of its process
+        mine = own.numpy()
+        return tf.constant(np.concatenate([mine, mine, mine + 1, mine + 1]))
+
+    monkeypatch.setattr(devices, "_all_gather", of_all)
+    assert devices.gather(np.int32([5, 7])).tolist() == [[5, 7], [6, 8]]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "taken"), [([-1, -1], 77), ([-1, 5], 5), ([5, -1], None), ([5, 5], None), ([5, 6], 0)]
+)
+def test_processes_agree_on_a_seed(monkeypatch, seeds, taken):
+    class Two:
+        calls = 0
+
+        def gather(self, value):
+            self.calls += 1
+            return np.array(seeds if self.calls == 1 else [77, 78])
+
+    given = []
+    ours = None if seeds[0] < 0 else seeds[0]
+    monkeypatch.setattr(tensorflow.context, "global_seed", lambda: ours)
+    monkeypatch.setattr(keras.utils, "set_random_seed", given.append)
+    if taken == 0:
+        with pytest.raises(ValueError, match="one seed in every process. Received: 5, 6"):
+            tensorflow._agree_on_a_seed(Two())
+    else:
+        tensorflow._agree_on_a_seed(Two())
+    assert given == [taken] * bool(taken)
+
+
+def test_alone_leaves_the_strategy_for_a_while():
     devices = tensorflow.TensorFlowDevices(tf.distribute.MirroredStrategy(["CPU:0"]))
     with devices.active():
         assert tf.distribute.get_strategy() is devices.strategy

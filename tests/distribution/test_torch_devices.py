@@ -66,6 +66,7 @@ def test_torch_devices_refuse_what_one_device_would_not_do(compared):
         assert found["others"].startswith("a batch must be the same on all processes")
         assert found["sizes"].endswith("samples of 0: 4, 1: 5")
         assert found["jit"].startswith("jit_compile must not be True")
+        assert found["jit in fit"] == found["jit"]
 
 
 def test_scope_gives_keras_its_steps_back(compared):

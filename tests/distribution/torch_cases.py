@@ -267,6 +267,9 @@ def compare(out):
             ValueError,
         )
         found["jit"] = message(lambda: devices.jit_compile(True), ValueError)
+        compiled_whole = vit()
+        compiled_whole.compile("sgd", "mse", jit_compile=True)
+        found["jit in fit"] = message(lambda: compiled_whole.fit(x, y, verbose=0), ValueError)
         found["predicted"] = model.predict(x[:5], verbose=0).shape
     found["after"] = apart(CASES["sgd"](), wanted["sgd"])  # Keras' own steps again
     Path(out).write_text(json.dumps(found))

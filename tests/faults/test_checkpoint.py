@@ -189,7 +189,7 @@ def test_checkpoint_not_a_number_ends_the_run_unsaved(tmp_path, factor, loss):
     handler = signal.getsignal(signal.SIGTERM)
     what = "loss=nan" if loss == "mse" else r"\S*velocity"
     with pytest.raises(
-        FloatingPointError, match=rf"must stay numbers. Received: {what} after \d+ steps"
+        FloatingPointError, match=rf"must stay numbers. Received: {what}, found after \d+ steps"
     ):
         fit(model, batches(), checkpoint.around(), epochs=4)
     assert signal.getsignal(signal.SIGTERM) is handler

@@ -316,9 +316,17 @@ def test_snapshots_newer_format_is_refused_and_not_set_aside(tmp_path):
         snapshots.newest(tmp_path)
 
 
+def test_snapshots_renamed_one_is_passed_over(tmp_path, caplog):
+    write(tmp_path, 1)
+    os.rename(write(tmp_path, 2), tmp_path / "ckpt-000007")
+    found, broken = snapshots.newest(tmp_path)
+    assert check_whole(found) == 1 and [path.name for path in broken] == ["ckpt-000007"]
+    assert "must be a checkpoint of that step. Received: of 2" in caplog.text
+
+
 def test_snapshots_bfloat16_comes_back_exactly(tmp_path):
     values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast([1.5, -0.3, 1e30], "bfloat16")))
-    path = snapshots.write(tmp_path, 1, {"model/0:x": values}, {})
+    path = snapshots.write(tmp_path, 1, {"model/0:x": values}, facts(1))
     found = snapshots.read(path)
     assert found.dtypes == {"model/0:x": "bfloat16"}
     assert np.array_equal(found.arrays["model/0:x"], values.astype("float32"))

@@ -136,6 +136,20 @@ def test_a_finished_run_makes_again_what_is_gone(folder, tmp_path, capsys, caplo
         assert one.tobytes() == other.tobytes()
 
 
+def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(folder, tmp_path, capsys, caplog):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    wanted = (copy / "recipe.json").read_text()
+    (copy / "recipe.json").write_text(wanted[:50])
+    (copy / "results.json").unlink()
+    assert train.main(["--workdir", str(copy)]) == 0
+    assert "recipe.json cannot be read as a recipe" in caplog.text and "ckpt-00" in caplog.text
+    assert (copy / "recipe.json").read_text() == wanted
+    (copy / "recipe.json").write_text("[]")
+    shutil.rmtree(copy / "checkpoints")
+    assert train.main(["--workdir", str(copy)]) == 1
+    assert "copy/recipe.json cannot be read as a recipe" in capsys.readouterr().err
+
+
 def test_an_error_with_a_list_is_one_line():
     error = ValueError("a and b must be those of c. Received others:\n  a: 1\n  b: 2")
     assert train._one_line(error) == "a and b must be those of c. Received others: a: 1; b: 2"

@@ -160,16 +160,8 @@ class TensorFlowDevices(Devices):
         """
         if self.processes == 1:
             return dataset
-        local = len(self.names)
-
-        def cut(part):
-            return tf.reshape(part, tf.concat([[local, -1], tf.shape(part)[1:]], 0))
-
-        def cut_all(*batch):
-            return tf.nest.map_structure(cut, batch if len(batch) > 1 else batch[0])
-
-        if local > 1:  # the strategy takes a batch for each device
-            dataset = dataset.map(cut_all).unbatch()
+        if len(self.names) > 1:  # the strategy takes a batch for each device
+            dataset = _cut(dataset, len(self.names))
         return self.strategy.distribute_datasets_from_function(lambda _: dataset)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
@@ -190,6 +182,18 @@ class TensorFlowDevices(Devices):
             return tf.distribute.get_replica_context().all_gather(tf.identity(own), axis=0)
 
         return self.strategy.experimental_local_results(self.strategy.run(on_device))[0]
+
+
+def _cut(dataset, local):
+    """A batch for each of so many devices, in order, from each batch for all of them."""
+
+    def cut(part):
+        return tf.reshape(part, tf.concat([[local, -1], tf.shape(part)[1:]], 0))
+
+    def cut_all(*batch):
+        return tf.nest.map_structure(cut, batch if len(batch) > 1 else batch[0])
+
+    return dataset.map(cut_all).unbatch()
 
 
 @contextlib.contextmanager
