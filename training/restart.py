@@ -6,24 +6,26 @@ which did before the kill what they do then, such as to lower the learning rate.
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 from training import remembered, variables
 from training.distribution.devices import Devices
 from training.snapshots import Snapshot, Start
 
-NAMES = {
-    "ArrayDataAdapter": "arrays",
-    "PyDatasetAdapter": "a PyDataset",
+# What Keras begins anew with each epoch: always, or without steps_per_epoch.
+ANEW = {"ArrayDataAdapter": "arrays", "PyDatasetAdapter": "a PyDataset"}
+WITHOUT_STEPS = {
     "TFDatasetAdapter": "a tf.data.Dataset without steps_per_epoch",
     "TorchDataLoaderAdapter": "a DataLoader without steps_per_epoch",
 }
+
+logger = logging.getLogger(__name__)
 
 
 class Restart:
@@ -43,6 +45,14 @@ class Restart:
 
     def keep(self, model: keras.Model) -> None:
         """Before other callbacks hear of a beginning."""
+        name, steps = _data_of_fit()
+        if steps and name in ANEW:
+            logger.warning(
+                "The run goes on, but not bit for bit: Keras begins %s at the first sample, and "
+                "not where the run was. Leave steps_per_epoch out, or give fit batches that can "
+                "begin at any step",
+                ANEW[name],
+            )
         self._kept = variables.collect(model, variables.STATE)
 
     def put_back(
@@ -81,7 +91,7 @@ class Restart:
                 f"Received: {anew}, which Keras begins anew with each epoch"
             )
         remembered.restore_random(self.snapshot.facts["random"], self.snapshot.arrays)
-        self.keep(model)
+        self._kept = variables.collect(model, variables.STATE)
 
     def begin(
         self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
@@ -100,21 +110,23 @@ class Restart:
 
 
 def begins_anew() -> str | None:
-    """What `fit` was given, where Keras begins it anew with each epoch: arrays, a PyDataset.
+    """What `fit` was given, where Keras begins it anew with each epoch, or goes on in no known way.
 
     Keras tells its callbacks nothing of the data. So this looks for it in the frames of its `fit`,
     which calls them; where it is not there, nothing is known.
     """
+    name, steps = _data_of_fit()
+    return ANEW.get(name) or (None if steps else WITHOUT_STEPS.get(name))
+
+
+def _data_of_fit() -> tuple[str, int | None]:
+    """The class of Keras' adapter, and steps_per_epoch."""
     frame = inspect.currentframe()
     while frame is not None and "epoch_iterator" not in frame.f_locals:
         frame = frame.f_back
     iterator = frame.f_locals["epoch_iterator"] if frame is not None else None
     adapter = getattr(iterator, "data_adapter", None)
-    if adapter is None or isinstance(adapter, GeneratorDataAdapter):
-        return None
-    if getattr(iterator, "steps_per_epoch", None) is not None:
-        return None
-    return NAMES.get(type(adapter).__name__, "data")
+    return type(adapter).__name__, getattr(iterator, "steps_per_epoch", None)
 
 
 def check_shared(snapshot: Snapshot | None, folder: Path, devices: Devices) -> None:

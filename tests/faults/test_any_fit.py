@@ -140,6 +140,21 @@ def test_shuffled_arrays_are_shuffled_in_another_way_each_epoch(tmp_path):
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1
 
 
+def test_arrays_with_steps_do_not_go_on_bit_for_bit_and_it_is_said(tmp_path, caplog):
+    x, y = numbers(2 * STEPS * BATCH)
+    for epochs in (2, 3):
+        model, checkpoint = make_model(), Checkpoint(tmp_path)
+        start = checkpoint.restore(model)
+        assert ("not bit for bit" in caplog.text) is False
+        model.fit(
+            *(x, y, BATCH, epochs, 0, checkpoint.around()),
+            initial_epoch=start.epoch,
+            steps_per_epoch=STEPS,
+            shuffle=False,
+        )
+    assert "Keras begins arrays at the first sample, and not where the run was" in caplog.text
+
+
 def test_arrays_in_the_middle_of_an_epoch_are_refused(tmp_path):
     x, y = numbers()
     checkpoint = Checkpoint(tmp_path, save_freq=3)
