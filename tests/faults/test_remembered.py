@@ -63,3 +63,44 @@ def test_remembered_random_generators_go_on():
         keras.ops.convert_to_numpy(keras.random.uniform(())),
     ]
     assert draw == again != other
+
+
+def test_remembered_callbacks_of_one_class_are_told_apart_by_their_settings():
+    def make(monitor):
+        return keras.callbacks.EarlyStopping(monitor, patience=3)
+
+    old = [make("val_loss"), make("loss")]
+    old[0].wait, old[1].wait = 1, 2
+    entries = remembered.of_callbacks(old, {})
+    new = [make("loss"), make("val_loss")]
+    remembered.restore_callbacks(new, entries, {})
+    assert [one.wait for one in new] == [2, 1]
+
+
+def test_remembered_is_what_has_changed_since_the_beginning():
+    one = keras.callbacks.EarlyStopping("loss")
+    one.folder, one.list, one.array = "here", [1], np.zeros(2)
+    others = remembered.Others([one])
+    others.begin()
+    assert others.pack({})[0]["attributes"] == {}
+    one.list.append(2)
+    one.array[1] = 1
+    arrays = {}
+    assert set(others.pack(arrays)[0]["attributes"]) == {"list", "array"} and len(arrays) == 1
+    others.begin()  # of a second fit: it still knows the first one
+    assert set(others.pack({})[0]["attributes"]) == {"list", "array"}
+
+
+def test_remembered_half_a_protocol_is_none():
+    class Half(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def get_state(self):
+            raise AssertionError
+
+    old, new = Half(), Half()
+    old.count = 5
+    remembered.restore_callbacks([new], remembered.of_callbacks([old], {}), {})
+    assert new.count == 5
