@@ -357,7 +357,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self.interrupted and not self.devices.is_chief and not self._told:
             self._told = True
             logger.warning(
-                "SIGTERM: process %d waits for process 0, which must get it too, to save and to end",
+                "SIGTERM: process %d waits for process 0, which must get it too, to save and end",
                 self.devices.process,
             )
         return self.interrupted and self.devices.is_chief
