@@ -21,6 +21,8 @@ PROGRAM = Path(__file__).with_name("plain_fit.py")
 CASES = ("once", "arrays", "generator", "dataset", "evaluation")  # the first one before any seed
 OF_TENSORFLOW = ("generator_of_keras", "unequal", "elsewhere", "exported", "masks")
 
+# The others have tests of their own for processes, and these take a minute.
+in_processes = pytest.mark.usefixtures("several") if BACKEND == "jax" else pytest.mark.slow
 of_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="of tf.distribute alone")
 
 
@@ -72,12 +74,14 @@ def check_same(one, other):
         np.testing.assert_allclose(other[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@in_processes
 @pytest.mark.parametrize("case", ["arrays", "generator", "dataset", "evaluation"])
 def test_fit_in_two_processes_is_fit_in_one(one, several, case):
     for found in several:
         check_same(one[case], found[case])
 
 
+@in_processes
 def test_each_sample_comes_once_in_two_processes_that_shuffle(one, several):
     everything = [float(np.mean(2.0 ** np.arange(16)))] * 3
     for found in (one, *several):
@@ -89,6 +93,7 @@ def test_each_sample_comes_once_in_two_processes_that_shuffle(one, several):
             np.testing.assert_allclose(found_losses, everything, rtol=1e-6)
 
 
+@in_processes
 def test_predictions_in_two_processes_are_those_of_the_model(several):
     for found in several:
         case = found["evaluation"]
