@@ -230,8 +230,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _open_batch(self, batch):
         if self._random is not None:  # once more
             remembered.restore_random(*self._random)
-        elif self._torch is not None:
-            remembered.draw_after(self._torch)
+        else:
+            remembered.restore_torch_generator(self._torch)
         self._random = self._torch = None
         self._check()
         count = self._count

@@ -252,17 +252,16 @@ def torch_generator() -> Any:
     return torch.get_rng_state()
 
 
-def draw_after(state: Any) -> None:
-    """Leaves torch's generator one draw after a state, wherever it is now.
+def restore_torch_generator(state: Any) -> None:
+    """Puts it back, where there is one.
 
     torch's data loader draws when it begins: in each epoch, or in the first one of a program. A run
-    that goes on must not see the difference; and two epochs must not be shuffled alike.
+    that goes on must not see the difference.
     """
     if state is not None:
         import torch
 
         torch.set_rng_state(state)
-        torch.rand(())
 
 
 def _may_change(value: Any) -> bool:
