@@ -203,10 +203,11 @@ class Checkpoint(keras.callbacks.Callback):
         self._anew = restart.begins_anew()
         within = self.every_minutes or type(self.save_freq) is int
         if (self.params["steps"] is None or self._anew) and within:
+            why = f"Keras begins {self._anew} anew" if self._anew else "their length is not known"
             logger.warning(
-                "Checkpoints are made when epochs end, and not within them: Keras begins %s anew "
-                "with each. Give fit batches that can begin at any step, and steps_per_epoch",
-                self._anew or "data of unknown length",
+                "Checkpoints are made when epochs end, and not within them: %s. Give fit batches "
+                "that can begin at any step, and steps_per_epoch",
+                why,
             )
         self._opened = True
         if self._restart is not None:

@@ -110,7 +110,8 @@ def prepare(model: keras.Model) -> None:
     """Builds the optimizer of a model; raises where the model itself is not built and compiled."""
     if getattr(model, "optimizer", None) is None or not model.built:
         raise ValueError("model must be built and compiled. Received: model=" + model.name)
-    if unbuilt := [layer.name for layer in model._flatten_layers() if not layer.built]:
+    unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
+    if unbuilt and not model.trainable_variables:  # one that is never used may stay so
         raise ValueError(
             "model must be built: call it once on a batch. "
             f"Received: model={model.name}, whose layer {unbuilt[0]} is not"

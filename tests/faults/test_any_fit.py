@@ -56,6 +56,17 @@ DATA = {
 }
 
 
+class OneLayer(keras.Model):
+    """Built when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
 class Raise(keras.callbacks.Callback):
     """Ends a run as a kill would, at the beginning of a step of the whole run."""
 
@@ -269,17 +280,9 @@ def test_learning_rate_schedules_of_callbacks_go_on_in_the_middle_of_an_epoch(tm
 
 
 def test_other_optimizers_of_a_model_are_kept(tmp_path):
-    class Two(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-
-        def call(self, x):
-            return self.dense(x)
-
     def make(rate=0.1, built=True):
         keras.backend.clear_session()
-        model = Two()
+        model = OneLayer()
         model(np.zeros((1, 7), "float32"))
         model.compile("sgd", "mse")
         model.second = keras.optimizers.Adam(rate)
@@ -300,19 +303,14 @@ def test_other_optimizers_of_a_model_are_kept(tmp_path):
 
 
 def test_a_model_that_only_looks_built_is_refused(tmp_path):
-    class Lazy(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-
-        def call(self, x):
-            return self.dense(x)
-
-    model = Lazy()
+    model = OneLayer()
     model.built = True
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="call it once on a batch. Received: .*dense.* is not"):
         Checkpoint(tmp_path).restore(model)
+    model(np.zeros((1, 7), "float32"))
+    model.unused = keras.layers.Dense(4)  # and never called
+    Checkpoint(tmp_path).restore(model)
 
 
 def test_another_optimizer_with_the_same_slots_is_refused_and_the_folder_let_go(tmp_path):
