@@ -48,6 +48,8 @@ def facts(
     yield "positions", f"{config.position_embedding}, resampled as {config.interpolation} does"
     yield "pixels", pixels(config)
     yield "read", f"{len(checkpoint.loaded)} of {checkpoint.num_arrays} arrays"
+    for name, value in checkpoint.assumed.items():
+        yield "assumed", f"{name}={value!r}: the file does not state it"
     for name, reason in checkpoint.dropped.items():
         yield "left out", f"{name}: {reason}"
     for title in ("missing", "extra", "misshaped"):

@@ -1,6 +1,5 @@
 """What every test needs: a known seed, and a torchvision that imports beside a CPU torch."""
 
-import importlib.util
 import os
 
 if os.environ.get("KERAS_BACKEND") == "jax":
@@ -12,19 +11,12 @@ if os.environ.get("KERAS_BACKEND") == "jax":
 
 import keras
 import pytest
+from cpu_torchvision import import_torchvision
 
 
 def pytest_configure():
-    """Imports torchvision, whose usual build registers operators that a CPU torch does not have."""
-    if importlib.util.find_spec("torch") and importlib.util.find_spec("torchvision"):
-        import torch
-
-        real = torch.library.register_fake
-        torch.library.register_fake = lambda *args, **kwargs: lambda function: function
-        try:
-            import torchvision  # noqa: F401
-        finally:
-            torch.library.register_fake = real
+    """Imports torchvision before timm and transformers do."""
+    import_torchvision()
 
 
 @pytest.fixture(autouse=True)

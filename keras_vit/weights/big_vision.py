@@ -52,7 +52,9 @@ def read(header: Header) -> Reading:
             + ", ".join(sorted({n.split("/")[0] for n in header.shapes if _is_map(n)}))
         )
     style = {"stacked": stacked, "positions": positions or POSITIONS[0]}
-    return Reading(fields, style, new_head=pooled)
+    # Its code has learned positions and these; a fork may have others without an array.
+    unsaid = () if positions else ("position_embedding", "image_size")
+    return Reading(fields, style, pooled, tuple(header.unstated(unsaid, {})))
 
 
 def pairs(

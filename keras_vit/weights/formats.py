@@ -1,6 +1,7 @@
 """All formats, and which of them a file is."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from keras_vit.weights.big_vision import BIG_VISION
 from keras_vit.weights.google import GOOGLE
@@ -28,15 +29,21 @@ FORMATS = {
 WRITTEN = tuple(name for name, f in FORMATS.items() if f.writes is not None)
 
 
-def recognise(names: Iterable[str]) -> tuple[Format, str]:
-    """The format that uses these names, and the prefix in front of them."""
+def recognize(names: Iterable[str], config: Mapping[str, Any]) -> tuple[Format, str]:
+    """The format that uses these names, and the prefix in front of them.
+
+    Args:
+        names: Names of all arrays.
+        config: The `config.json` beside them, which an error quotes.
+    """
     names = list(names)
     for format in FORMATS.values():
         prefix = format.prefix(names)
         if prefix is not None:
             return format, prefix
     shown = ", ".join(map(repr, names[:5])) or "none"
+    stated = [f", {key}={config[key]!r}" for key in ("model_type", "architecture") if key in config]
     raise ValueError(
         f"source must have the names of one of {', '.join(FORMATS)}. "
-        f"Received: {len(names)} arrays, the first of them {shown}"
+        f"Received: {len(names)} arrays, the first of them {shown}{''.join(stated)}"
     )

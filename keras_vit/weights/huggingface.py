@@ -46,6 +46,7 @@ def read(header: Header) -> Reading:
     """The config: shapes first, `config.json` for what they do not show."""
     width, channels, ph, pw = header.shape("embeddings.patch_embeddings.projection.weight", 4)
     stated = huggingface_config.read(header.config, header.pixels, channels)
+    assumed = tuple(sorted(header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)))
     names = next((n for n in (OLD, NEW, DINO, NEW_DINO) if _spelt(header, n)), OLD)
     teacher = header.has(r"(cls|distillation)_classifier\.")
     if teacher and "num_classes" not in header.given:
@@ -77,6 +78,8 @@ def read(header: Header) -> Reading:
     scaled = f"{block}.{SCALES[0]}" in header.shapes
     pooler = header.shapes.get("pooler.dense.weight")
     used = not head and not teacher and not header.given.get("num_classes")
+    if pooler and used:
+        _check_pooler(header)
     fields = {
         "image_size": (grid[0] * ph, grid[1] * pw),
         "patch_size": (ph, pw),
@@ -87,6 +90,7 @@ def read(header: Header) -> Reading:
         "head_dim": None if inner == width else inner // heads,
         "mlp_dim": header.shape(f"{block}.{names['mlp'][0]}.weight", 2)[0],
         "norm_epsilon": 1e-6 if scaled else 1e-12,
+        "gelu": "exact",
         "qkv_bias": f"{block}.{query}.bias" in header.shapes,
         "layer_scale": stated.pop("layer_scale", 1.0) if scaled else None,
         "num_registers": count,
@@ -101,7 +105,17 @@ def read(header: Header) -> Reading:
         stated.pop("labels", None)
     style = {"names": names, "registers": registers}
     new_head = teacher or bool(head and head[1] != width)
-    return Reading(fields | stated, style, new_head)
+    return Reading(fields | stated, style, new_head, assumed)
+
+
+def _check_pooler(header: Header) -> None:
+    """The Dense after the class token has a tanh here; its config may name another activation."""
+    act = header.config.get("pooler_act", "tanh")
+    if act != "tanh" and header.given.get("representation_size", 0) is not None:
+        raise ValueError(
+            "pooler_act in config.json must be 'tanh'. Leave the pooler out with "
+            f"representation_size=None, or pass num_classes. Received: pooler_act={act!r}"
+        )
 
 
 def _spelt(header: Header, names: Mapping[str, Any]) -> bool:

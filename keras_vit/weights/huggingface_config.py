@@ -5,6 +5,17 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 
+# The kinds whose encoder is a plain ViT: the epsilon and the image size that their config may omit.
+MODEL_TYPES = {
+    "vit": (1e-12, 224),
+    "deit": (1e-12, 224),
+    "vit_mae": (1e-12, 224),
+    "vit_msn": (1e-6, 224),
+    "dinov2": (1e-6, 224),
+    "dinov2_with_registers": (1e-6, 224),
+    "dpt": (1e-12, 384),
+    "flava_image_model": (1e-12, 224),
+}
 GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
@@ -29,25 +40,40 @@ def read(config: Mapping[str, Any], pixels: Mapping[str, Any], channels: int) ->
 
     `image_size`, `num_heads` and `labels` are hints that the caller checks against the arrays.
     """
-    fields: dict[str, Any] = {"gelu": "exact"}
-    if config:
-        # transformers leaves out what has its default value in some versions.
-        fields["num_heads"] = config.get("num_attention_heads", 12)
-        fields["image_size"] = config.get("image_size", 224)
-        if "layer_norm_eps" in config:
-            fields["norm_epsilon"] = float(config["layer_norm_eps"])
-        if isinstance(config.get("layerscale_value"), float):
-            fields["layer_scale"] = config["layerscale_value"]
-        act = config.get("hidden_act", "gelu")
-        if act not in GELUS:
+    fields: dict[str, Any] = {}
+    if "model_type" in config:
+        kind = config["model_type"]
+        if kind not in MODEL_TYPES:
             raise ValueError(
-                f"hidden_act of the source must be one of {', '.join(GELUS)}. "
-                f"Received: hidden_act={act!r}"
+                "model_type in config.json must be that of a plain ViT, one of "
+                f"{', '.join(MODEL_TYPES)}. Received: model_type={kind!r}"
             )
-        fields["gelu"] = GELUS[act]
-        labels = _labels(config.get("id2label"))
-        fields |= {"labels": labels} if labels else {}
+        # transformers leaves out what has its default value in some versions.
+        epsilon, size = MODEL_TYPES[kind]
+        defaults = {"num_attention_heads": 12, "hidden_act": "gelu"}
+        config = {**defaults, "layer_norm_eps": epsilon, "image_size": size, **config}
+    if "num_attention_heads" in config:
+        fields["num_heads"] = config["num_attention_heads"]
+    if "image_size" in config:
+        fields["image_size"] = config["image_size"]
+    if "layer_norm_eps" in config:
+        fields["norm_epsilon"] = float(config["layer_norm_eps"])
+    if "hidden_act" in config:
+        fields["gelu"] = _gelu(config["hidden_act"])
+    if isinstance(config.get("layerscale_value"), float):
+        fields["layer_scale"] = config["layerscale_value"]
+    if labels := _labels(config.get("id2label")):
+        fields["labels"] = labels
     return fields | (_pixels(pixels, channels) if pixels else {})
+
+
+def _gelu(act: Any) -> str:
+    if act not in GELUS:
+        raise ValueError(
+            f"hidden_act of the source must be one of {', '.join(GELUS)}. "
+            f"Received: hidden_act={act!r}"
+        )
+    return GELUS[act]
 
 
 def _labels(names: Any) -> tuple[str, ...] | None:

@@ -43,6 +43,8 @@ class Checkpoint:
     """Names of the arrays that the model reads."""
     dropped: Mapping[str, str]
     """Names of those it leaves out on purpose, and why."""
+    assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the config that the checkpoint does not state, as they were assumed."""
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     misshaped: tuple[str, ...] = ()
@@ -180,6 +182,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
             parameters=_parameters(plan.target),
             loaded=tuple(plan.names[name] for name in plan.loaded),
             dropped=plan.dropped,
+            assumed=plan.assumed,
             missing=tuple(plan.missing),
             extra=tuple(plan.extra),
             misshaped=tuple(plan.misshaped),
@@ -267,4 +270,11 @@ def _report(path: Path, plan: Plan) -> None:
     LOG.info("Loaded %d arrays of %s weights: %s", len(plan.loaded), plan.format.name, path)
     for name, reason in plan.dropped.items():
         LOG.info("Not loaded: %s (%s)", name, reason)
+    if plan.assumed:
+        LOG.warning(
+            "%s does not state %s. Assumed: %s. Pass what differs to from_pretrained",
+            path,
+            " and ".join(plan.assumed),
+            ", ".join(f"{name}={value!r}" for name, value in plan.assumed.items()),
+        )
     adapt.report(plan.source, plan.target, plan.new_head)

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights import adapt
-from keras_vit.weights.formats import recognise
+from keras_vit.weights.formats import recognize
 from keras_vit.weights.shapes import Shapes, weight_shapes
 from keras_vit.weights.table import Derived, Empty, Format, Header, Pair, Reading, Row
 
@@ -37,6 +37,8 @@ class Plan:
     """Names in the file of arrays that are left out on purpose, and why."""
     new_head: bool = False
     """Whether the head is new."""
+    assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the config that nothing in the checkpoint states, as they were assumed."""
     missing: list[str] = dataclasses.field(default_factory=list)
     extra: list[str] = dataclasses.field(default_factory=list)
     misshaped: list[str] = dataclasses.field(default_factory=list)
@@ -64,7 +66,7 @@ def make_plan(
         pixels: Its `preprocessor_config.json`, or nothing.
         stated: The `ViTConfig` that a file of ours states, or nothing.
     """
-    format, prefix = recognise(shapes)
+    format, prefix = recognize(shapes, config)
     names: dict[str, str] = {}
     for name in shapes:
         short = name.removeprefix(prefix)
@@ -79,6 +81,7 @@ def make_plan(
     source = _source(reading, {**stated, **about})
     target, new_head = adapt.target_config(source, given, reading.new_head)
     plan = Plan(format, source, target, weight_shapes(source), names, new_head=new_head)
+    plan.assumed = {name: getattr(source, name) for name in reading.assumed}
     _settle(plan, header, format.pairs(source, **reading.style))
     return plan
 

@@ -106,6 +106,10 @@ class Header:
             )
         return shape
 
+    def unstated(self, names: Iterable[str], stated: Mapping[str, Any]) -> set[str]:
+        """Those of the fields that neither the caller nor the source states."""
+        return {name for name in names if self.given.get(name) is None and name not in stated}
+
     def heads(self, width: int, stated: int | None = None) -> int:
         """Attention heads: given, stated by the source, or as published for this width."""
         heads = self.given.get("num_heads") or stated or WIDE_HEADS.get(width)
@@ -129,6 +133,8 @@ class Reading:
     """How this file spells its names: keyword arguments of the format's table."""
     new_head: bool = False
     """Whether the checkpoint's head cannot be used."""
+    assumed: tuple[str, ...] = ()
+    """Fields that decide the numerics and that nothing in the checkpoint states."""
 
 
 @dataclasses.dataclass(frozen=True)

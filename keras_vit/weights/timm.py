@@ -30,6 +30,8 @@ REFUSED = {
     r"blocks\.0\.mlp\.(w12|fc1_g|gate)": "a gated MLP (SwiGLU)",
     r"blocks\.0\.0\.": "blocks in chunks; load the file without block chunks",
     r"patch_embed\.(backbone|conv1)": "a stem of several convolutions",
+    r"(rope|rope_embed)\.|storage_tokens$|blocks\.0\.attn\.rope\.": "rotary positions (RoPE)",
+    r"(blocks\.0\.attn\.)?rel_pos(_bias)?\.|blocks\.0\.attn\.relative_": "relative positions",
 }
 
 
@@ -37,6 +39,9 @@ def read(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     """The config: shapes first, then `config.json`, then timm's own defaults."""
     width, channels, ph, pw = header.shape("patch_embed.proj.weight", 4)
     stated = timm_config.read(header.config)
+    # Positions too: a model with a table may have rotary ones, which have no arrays, beside it.
+    unsaid = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
+    assumed = set() if "architecture" in header.config else header.unstated(unsaid, stated)
     if header.has("dist_token$"):
         _needs_new_head(header, "two class tokens with a head each (DeiT distilled)")
         names = DISTILLED
@@ -46,6 +51,8 @@ def read(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     registers = (header.shapes.get(names["registers"]) or (0, 0))[1]
     token = "cls_token" in header.shapes
     rows = (header.shapes.get("pos_embed") or (0, 0))[1]
+    if not rows:
+        _check_no_positions(header, stated)
     grid, row, fold = _grid(header, rows, (ph, pw), int(token), registers, stated)
     qkv_rows = header.shape("blocks.0.attn.qkv.weight", 2)[0]
     hidden = header.shape("blocks.0.mlp.fc1.weight", 2)[0]
@@ -57,7 +64,9 @@ def read(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         )
     if per_head := header.shapes.get("blocks.0.attn.q_norm.weight"):
         stated["num_heads"] = qkv_rows // (3 * max(per_head[0], 1))
+        assumed -= {"num_heads"}
     heads = header.heads(width, stated.pop("num_heads", None))
+    _check_block_norm(header)
     head = header.shapes.get("head.weight")
     fields = {
         "image_size": (grid[0] * ph, grid[1] * pw),
@@ -90,7 +99,9 @@ def read(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         stated.pop("layer_scale", None)
     style = {"names": names, "fold": fold}
     fits = {k: v for k, v in stated.items() if not isinstance(v, tuple) or len(v) == channels}
-    return Reading(fields | fits, style, new_head=pooled or names is DISTILLED)
+    if not token or header.has(r"fc_norm\."):
+        assumed -= {"pooling"}
+    return Reading(fields | fits, style, pooled or names is DISTILLED, tuple(sorted(assumed)))
 
 
 def _grid(header, rows, patch, token, registers, stated):
@@ -104,6 +115,29 @@ def _grid(header, rows, patch, token, registers, stated):
     grid, before = table_grid(rows, prefixes, patch, stated.get("image_size"), given)
     fold = registers if registers and before == token + registers else 0
     return grid, before - fold, fold
+
+
+def _check_no_positions(header: Header, stated: Mapping[str, Any]) -> None:
+    """Rotary positions have no arrays: a model without a table is not one without positions."""
+    if "none" not in (stated.get("position_embedding"), header.given.get("position_embedding")):
+        raise ValueError(
+            "source must hold a table of positions, or position_embedding='none' must be passed: "
+            "a model without a table may have rotary positions (RoPE), which ViT does not have. "
+            "Received: no array 'pos_embed'"
+        )
+
+
+def _check_block_norm(header: Header) -> None:
+    """A LayerNorm after each branch has the names and shapes of one in front of it."""
+    plain = ("attn.qkv.bias", "attn.q_norm.weight", "ls1.gamma", "gamma_1")
+    known = "architecture" in header.config or "block_norm" in header.given
+    if not known and not any(f"blocks.0.{name}" in header.shapes for name in plain):
+        raise ValueError(
+            "source must say where its LayerNorms stand: timm's models without biases on query, "
+            "key and value, without q/k norm and without LayerScale have them after each branch, "
+            "which ViT does not have. If they stand in front of it, pass block_norm='pre'. "
+            "Received: no array 'blocks.0.attn.qkv.bias'"
+        )
 
 
 def _final_norm(header: Header) -> str:
@@ -179,7 +213,8 @@ def folded(config: ViTConfig, registers: str, positions: str, rows: int) -> Iter
 
 def read_deit3(header: Header) -> Reading:
     """Raw DeiT-III: gains without a module of their own."""
-    return _raw(read(header, RAW_DEIT3), "deit")
+    # Models with rotary positions beside the table (RoPE-ViT) were trained with this code too.
+    return _raw(read(header, RAW_DEIT3), "deit", ("num_heads", "position_embedding"))
 
 
 def read_dinov2(header: Header) -> Reading:
@@ -194,7 +229,8 @@ def read_mae(header: Header) -> Reading:
     return _raw(read(header), "deit")
 
 
-def _raw(reading: Reading, interpolation: str) -> Reading:
+def _raw(reading: Reading, interpolation: str, unsaid: tuple[str, ...] = ("num_heads",)) -> Reading:
+    """With the pixels of these projects; their own code fixes all but what is `unsaid`."""
     pixels = {
         "interpolation": interpolation,
         "resize_method": "bicubic",
@@ -202,7 +238,8 @@ def _raw(reading: Reading, interpolation: str) -> Reading:
     }
     if reading.fields["in_channels"] == 3:
         pixels |= {"pixel_mean": timm_config.IMAGENET_MEAN, "pixel_std": timm_config.IMAGENET_STD}
-    return Reading(reading.fields | pixels, reading.style, reading.new_head)
+    assumed = tuple(name for name in reading.assumed if name in unsaid)
+    return Reading(reading.fields | pixels, reading.style, reading.new_head, assumed)
 
 
 MARK = r"(?P<prefix>.*)patch_embed\.proj\.weight"

@@ -1,28 +1,27 @@
 """timm's `config.json`: what it states of a model, and the one we write for it."""
 
-import re
+import csv
+import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from keras_vit.config import RESIZE_METHODS, ViTConfig
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# Architectures whose numerics neither the arrays nor config.json show; read from timm's
-# vision_transformer.py, where they are arguments of the functions of these names.
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    r"vit_base_patch32_siglip|vit_large_patch16_siglip(_gap)?_512": {"gelu": "tanh"},
-    r"vit_so400m_patch16_siglip": {"gelu": "tanh", "num_heads": 16},
-    r"vit_giantopt_patch16_siglip": {"gelu": "tanh", "num_heads": 16},
-    r"vit_base_patch16_gap_224": {"num_heads": 16},
-    r"test_vit2?$": {"num_heads": 2},
-    r"test_vit[34]$": {"num_heads": 3},
-    r"beit3_": {"norm_epsilon": 1e-5},
-}
-UNLIKE_OURS = {r".*_rpn_": "LayerNorm after each branch", r".*quickgelu": "QuickGELU"}
-
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
+# Arguments of timm's model that a config can hold: arrays show what they do, or `read` reads them.
+READ = (
+    *("img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth"),
+    *("num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token"),
+    *("pos_embed", "no_embed_class", "reg_tokens", "pre_norm", "final_norm", "fc_norm"),
+    *("pool_include_prefix", "scale_attn_norm", "scale_mlp_norm", "norm_layer", "act_layer"),
+)
+# And those that change nothing where the model has its own size and does not train.
+IDLE = ("dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init")
 GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh"}
+NORMS = {"layernorm": 1e-6}  # epsilon where the name alone is given
 ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 
 # Functions of timm that build each published size; any will do, as all arguments are written out.
@@ -51,34 +50,65 @@ WRITES = {
 }
 
 
+@functools.cache
+def architectures() -> dict[str, dict[str, str]]:
+    """Every architecture of timm's ViT files by name: what no array shows of it.
+
+    The table is `timm_architectures.csv`; `tests/weights/derive_architectures.py` derives it from
+    timm's own modules.
+    """
+    with Path(__file__).with_name("timm_architectures.csv").open(encoding="utf-8") as file:
+        return {row.pop("architecture"): row for row in csv.DictReader(file)}
+
+
 def read(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a `ViTConfig` that timm's `config.json` states; `pooling` may be "map"."""
-    architecture = str(config.get("architecture", ""))
-    for pattern, what in UNLIKE_OURS.items():
-        if re.match(pattern, architecture):
-            raise ValueError(
-                f"source must be a plain ViT; this one has {what}. "
-                f"Received: architecture={architecture!r}"
-            )
-    fields: dict[str, Any] = {}
-    for pattern, numerics in ARCHITECTURES.items():
-        if re.match(pattern, architecture):
-            fields |= numerics
+    fields = _architecture(config["architecture"]) if "architecture" in config else {}
     arguments = dict(config.get("model_args") or {})
+    for name, value in arguments.items():
+        if name not in READ + IDLE and not name.endswith("drop_rate") and value:
+            raise ValueError(
+                "model_args of config.json must describe a plain ViT; keras_vit does not know "
+                f"what this one does. Received: {name}={value!r}"
+            )
     if "num_heads" in arguments:
         fields["num_heads"] = arguments["num_heads"]
     if arguments.get("act_layer") is not None:
         fields["gelu"] = _choice("act_layer", arguments["act_layer"], GELUS)
     if isinstance(arguments.get("init_values"), float):
         fields["layer_scale"] = arguments["init_values"]
-    if "norm_layer" in arguments and arguments["norm_layer"] not in (None, "layernorm"):
-        _choice("norm_layer", arguments["norm_layer"], {"layernorm": ""})
+    if arguments.get("norm_layer") is not None:
+        fields["norm_epsilon"] = _choice("norm_layer", arguments["norm_layer"], NORMS)
+    if arguments.get("pos_embed") in ("none", ""):
+        fields["position_embedding"] = "none"
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool is not None:
         fields["pooling"] = _choice("global_pool", pool, POOLINGS)
         if fields["pooling"] == "mean" and arguments.get("pool_include_prefix"):
             fields["pooling"] = "mean_all"
     return fields | _pixels(config) | _size(arguments, config)
+
+
+def _architecture(name: Any) -> dict[str, Any]:
+    """What timm's function of this name decides, or an error where it builds another model."""
+    row = architectures().get(str(name).split(".")[0])
+    if row is None:
+        raise ValueError(
+            "architecture in config.json must be one of timm's ViTs that keras_vit knows. If it is "
+            "a plain ViT, remove the entry and pass num_heads, gelu, norm_epsilon and pooling. "
+            f"Received: architecture={name!r}"
+        )
+    if row["unlike"]:
+        raise ValueError(
+            f"source must be a plain ViT; this one has {row['unlike']}, which ViT does not have. "
+            f"Received: architecture={name!r}"
+        )
+    return {
+        "num_heads": int(row["num_heads"]),
+        "gelu": row["gelu"],
+        "norm_epsilon": float(row["norm_epsilon"]),
+        "pooling": None if row["pooling"] == "none" else row["pooling"],
+    }
 
 
 def _size(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def read(header: Header) -> Reading:
         "resize_method": "bilinear" if size == (224, 224) else "bicubic",
         "crop_fraction": 224 / 256 if size == (224, 224) else 1.0,
     }
-    return Reading(fields | (IMAGENET if channels == 3 else {}), {"mlp": mlp})
+    assumed = tuple(header.unstated(("num_heads",), {}))
+    return Reading(fields | (IMAGENET if channels == 3 else {}), {"mlp": mlp}, assumed=assumed)
 
 
 def pairs(config: ViTConfig, mlp: str = "new") -> Iterator[Pair]:

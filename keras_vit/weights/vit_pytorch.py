@@ -75,7 +75,12 @@ def read(header: Header) -> Reading:
         "final_norm": _final_norm(style),
         "num_classes": head[0] if head else 0,
     }
-    return Reading(fields, style)
+    assumed = header.unstated(("num_heads", "pooling"), {})
+    if not style["project"]:
+        assumed -= {"num_heads"}
+    if not token[0]:
+        assumed -= {"pooling"}
+    return Reading(fields, style, assumed=tuple(sorted(assumed)))
 
 
 def _heads(inner: int) -> int:

@@ -88,6 +88,52 @@ def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
     assert set(other.dropped) == {"pooler.dense.weight", "pooler.dense.bias"}
 
 
+@one_backend
+def test_huggingface_pooler_with_another_activation_is_refused(tmp_path):
+    _, folder = saved(tmp_path, "ViTModel", pooler_act="relu")
+    with pytest.raises(ValueError, match="pooler_act='relu'"):
+        keras_vit.from_pretrained(folder)
+    assert inspect(folder, representation_size=None).config.representation_size is None
+    assert inspect(folder, num_classes=4).config.representation_size is None
+
+
+@one_backend
+def test_huggingface_model_type_must_be_a_plain_vit(tmp_path):
+    """The backbone of RF-DETR has DINOv2's arrays, and attends within windows."""
+    source, folder = saved(tmp_path, "Dinov2Model")
+    config = json.loads((folder / "config.json").read_text())
+    other = {**config, "model_type": "rf_detr_dinov2"}
+    with pytest.raises(ValueError, match="model_type='rf_detr_dinov2'"):
+        keras_vit.from_pretrained(sources.save(tmp_path / "other", sources.state(source), other))
+    unknown = {"model_type": "dinov3_vit"}
+    arrays = {"embeddings.patch_embeddings.weight": np.ones((2, 2), "float32")}
+    with pytest.raises(ValueError, match="model_type='dinov3_vit'"):
+        keras_vit.from_pretrained(sources.save(tmp_path / "unknown", arrays, unknown))
+
+
+@one_backend
+def test_huggingface_defaults_are_those_of_transformers():
+    import transformers
+
+    from keras_vit.weights import huggingface_config
+
+    for kind, (epsilon, size) in huggingface_config.MODEL_TYPES.items():
+        config = transformers.AutoConfig.for_model(kind)
+        stated = huggingface_config.read({"model_type": kind}, {}, 3)
+        assert config.layer_norm_eps == epsilon == stated["norm_epsilon"]
+        assert config.hidden_act == "gelu" and stated["gelu"] == "exact"
+        assert config.num_attention_heads == stated["num_heads"] == 12
+        assert config.image_size == size == stated["image_size"]
+
+
+@one_backend
+def test_huggingface_assumptions_are_reported(tmp_path):
+    _, folder = saved(tmp_path, "ViTModel")
+    assert inspect(folder).assumed == {}
+    bare = (folder / "model.safetensors").rename(folder / "vit.safetensors")
+    assert inspect(bare, num_heads=5).assumed == {"gelu": "exact", "norm_epsilon": 1e-12}
+
+
 def test_huggingface_distilled_heads_are_named_and_trunk_loads(tmp_path):
     source, folder = saved(tmp_path, "DeiTForImageClassificationWithTeacher")
     with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):

@@ -27,7 +27,7 @@ KINDS = {
 # What a state dict on its own does not say.
 UNSAID = {
     "not square": {"image_size": (24, 16)},
-    "no positions": {"image_size": 24},
+    "no positions": {"image_size": 24, "position_embedding": "none"},
 }
 STATED = {
     "gap before norm": {"global_pool": "avg", "fc_norm": False},
@@ -60,7 +60,7 @@ def test_timm_logits_equal_source(tmp_path, kind):
 def test_timm_config_json_says_what_arrays_do_not(tmp_path, kind):
     arguments = STATED[kind]
     source = sources.timm_vit(**arguments)
-    config = {"architecture": "vit_tiny", "model_args": {"num_heads": 5, **arguments}}
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 5, **arguments}}
     folder = sources.save(tmp_path / "folder", sources.state(source), config)
     model = keras_vit.from_pretrained(folder)
     pictures = images(*model.config.input_shape)
@@ -218,6 +218,73 @@ def test_timm_other_architectures_are_named(tmp_path, fields, message):
     path = bare(tmp_path, sources.state(sources.timm_vit(**fields)))
     with pytest.raises(ValueError, match=message):
         keras_vit.from_pretrained(path, num_heads=5)
+
+
+@one_backend
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("vit_base_patch16_rope_ape_224", "rotary positions"),
+        ("vit_base_patch16_dinov3.lvd1689m", "rotary positions"),
+        ("vit_base_patch16_rpn_224", "LayerNorm after each branch"),
+        ("vit_base_patch16_of_tomorrow", "architecture in config.json must be one of timm's"),
+    ],
+)
+def test_timm_architectures_unlike_ours_are_refused_by_name(tmp_path, architecture, message):
+    """Their arrays have the names and shapes of a plain ViT."""
+    arrays = sources.state(sources.timm_vit())
+    config = {"architecture": architecture, "model_args": {"num_heads": 5}}
+    with pytest.raises(ValueError, match=f"(?s){message}.*architecture='{architecture}'"):
+        keras_vit.from_pretrained(sources.save(tmp_path / "folder", arrays, config))
+    config["architecture"] = "vit_base_patch16_224.augreg_in21k"
+    keras_vit.from_pretrained(sources.save(tmp_path / "plain", arrays, config))
+
+
+@one_backend
+def test_timm_model_args_that_are_not_understood_are_refused(tmp_path):
+    arrays = sources.state(sources.timm_vit())
+    config = {"model_args": {"num_heads": 5, "rope_type": "mixed"}}
+    with pytest.raises(ValueError, match="model_args.*rope_type='mixed'"):
+        inspect(sources.save(tmp_path / "folder", arrays, config))
+
+
+@one_backend
+def test_timm_without_a_table_must_say_that_it_has_no_positions(tmp_path):
+    path = bare(tmp_path, sources.state(sources.timm_vit(pos_embed="none")))
+    with pytest.raises(ValueError, match="position_embedding='none' must be passed"):
+        keras_vit.from_pretrained(path, num_heads=5, image_size=24)
+    fields = {"num_heads": 5, "image_size": 24, "position_embedding": "none"}
+    assert keras_vit.from_pretrained(path, **fields).config.position_embedding == "none"
+
+
+@one_backend
+def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
+    from timm.models.vision_transformer import ResPostBlock
+
+    fields = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
+    path = bare(tmp_path, sources.state(sources.timm_vit(**fields, block_fn=ResPostBlock)))
+    with pytest.raises(ValueError, match="pass block_norm='pre'"):
+        keras_vit.from_pretrained(path, num_heads=5)
+    source = sources.timm_vit(**fields)
+    path = bare(tmp_path, sources.state(source), "plain.safetensors")
+    model = keras_vit.from_pretrained(path, num_heads=5, block_norm="pre")
+    np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
+
+
+@one_backend
+def test_timm_assumptions_are_reported(tmp_path, caplog):
+    path = bare(tmp_path, sources.state(sources.timm_vit(embed_dim=64, num_heads=1)))
+    assumed = {"gelu": "exact", "norm_epsilon": 1e-6, "num_heads": 1, "pooling": "token"}
+    assert inspect(path, position_embedding="learned").assumed == assumed
+    assert inspect(path).assumed == assumed | {"position_embedding": "learned"}
+    keras_vit.from_pretrained(path)
+    assert "Assumed: gelu='exact', norm_epsilon=1e-06, num_heads=1, pooling='token'" in caplog.text
+    stated = {"gelu": "tanh", "norm_epsilon": 1e-5, "num_heads": 2, "pooling": "mean"}
+    stated["position_embedding"] = "learned"
+    assert inspect(path, **stated).assumed == {}
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 5}}
+    folder = sources.save(tmp_path / "folder", sources.state(sources.timm_vit()), config)
+    assert inspect(folder).assumed == {}
 
 
 def test_timm_attention_pooling_leaves_its_trunk(tmp_path):

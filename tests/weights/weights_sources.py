@@ -13,14 +13,14 @@ one_backend = pytest.mark.skipif(
 )
 
 
-def randomise(module, seed=0):
+def randomise(module, seed=0, scale=0.5):
     """Fills every array of a torch module, the zero-initialised ones too."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     return module.eval()
 
 

@@ -1,0 +1,106 @@
+"""Where `keras_vit/weights/timm_architectures.csv` comes from: the installed timm's own modules.
+
+When timm has new architectures, write the table again:
+
+    python tests/weights/derive_architectures.py > keras_vit/weights/timm_architectures.csv
+
+Each architecture is built without memory (torch's "meta" device), and its modules say what no array
+shows. `test_timm_architectures.py` compares the table with what this file derives.
+"""
+
+import csv
+import sys
+import warnings
+from pathlib import Path
+
+MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybrid",
+           "vision_transformer_relpos", "naflexvit")  # fmt: skip
+COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling", "unlike")
+GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
+POOLINGS = {"token": "token", "avg": "mean", "": "none", "map": "map"}
+
+
+def architectures() -> dict[str, str]:
+    """Every architecture of timm's ViT files, renamed ones too, and the file that it is in."""
+    import timm  # noqa: F401  it fills the registry
+    from timm.models._registry import _module_to_models
+
+    return {
+        name: module
+        for module in MODULES
+        for name in sorted(_module_to_models[module])
+        if not name.endswith("_sam")  # two old names whose new ones timm no longer has
+    }
+
+
+def derive(name: str, file: str) -> dict[str, str]:
+    """The row of one architecture."""
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        module = timm.create_model(name)
+    reason = unlike(module, file)
+    if reason:
+        return dict.fromkeys(COLUMNS, "") | {"architecture": name, "unlike": reason}
+    block = module.blocks[0]
+    pooling = POOLINGS[module.global_pool]
+    if pooling == "mean" and module.pool_include_prefix:
+        pooling = "mean_all"
+    return {
+        "architecture": name,
+        "num_heads": str(block.attn.num_heads),
+        "gelu": GELUS[type(block.mlp.act).__name__],
+        "norm_epsilon": f"{block.norm1.eps:g}",
+        "pooling": pooling,
+        "unlike": "",
+    }
+
+
+def unlike(module, file: str) -> str:
+    """What it computes that a `ViT` does not; "" for a plain one."""
+    if file == "vision_transformer_hybrid":
+        return "a convolutional stem"
+    if file in ("vision_transformer_relpos", "beit"):
+        return "relative positions"
+    if file == "naflexvit":
+        return "images of any size in one batch (NaFlex)"
+    if getattr(module, "rope", None) is not None:
+        return "rotary positions (RoPE)"
+    block = module.blocks[0]
+    if type(block).__name__ not in ("Block", "EvaBlock"):
+        return {
+            "ResPostBlock": "a LayerNorm after each branch",
+            "EvaBlockPostNorm": "a LayerNorm after each branch",
+        }.get(type(block).__name__, f"blocks of another kind ({type(block).__name__})")
+    for what, part, plain in (
+        ("a LayerNorm in front of the blocks", module.norm_pre, "Identity"),
+        ("another patch embedding", module.patch_embed, "PatchEmbed"),
+        ("another normalization", block.norm1, "LayerNorm"),
+        ("another attention", block.attn, "Attention"),
+        ("another MLP", block.mlp, "Mlp"),
+        ("a LayerNorm in its attention", block.attn.norm, "Identity"),
+        ("a LayerNorm in its MLP", block.mlp.norm, "Identity"),
+    ):
+        if type(part).__name__ != plain:
+            return f"{what} ({type(part).__name__})" if "another" in what else what
+    if type(block.mlp.act).__name__ == "QuickGELU":
+        return "QuickGELU"
+    return ""
+
+
+def write(stream) -> None:
+    """The whole table."""
+    table = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    for name, file in sorted(architectures().items()):
+        table.writerow(derive(name, file))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from cpu_torchvision import import_torchvision
+
+    import_torchvision()
+    warnings.simplefilter("ignore")  # of timm's own renamed architectures
+    write(sys.stdout)

@@ -1,0 +1,134 @@
+"""Every image model of transformers that cuts patches: loaded exactly, or refused."""
+
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+import pytest
+import weights_sources as sources
+from weights_sources import images, logits, one_backend
+
+import keras_vit
+
+pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore")]
+
+TINY = {
+    "image_size": 24,
+    "patch_size": 8,
+    "hidden_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "intermediate_size": 28,
+    "num_labels": 3,
+    "mlp_ratio": 2,
+    "num_channels": 3,
+    "projection_dim": 16,
+    "decoder_hidden_size": 16,
+    "decoder_num_attention_heads": 4,
+    "decoder_num_hidden_layers": 1,
+    "decoder_intermediate_size": 24,
+    "mask_ratio": 0.0,
+    "attn_implementation": "eager",
+}
+ALWAYS = ("num_labels", "attn_implementation")
+BOUND = 1e-4
+"""Of the largest number of the answer."""
+
+
+def classes():
+    """Every class of transformers with weights whose module speaks of patches."""
+    import transformers.models
+    from transformers import PreTrainedModel
+
+    for package in pkgutil.iter_modules(transformers.models.__path__, "transformers.models."):
+        for module in pkgutil.iter_modules(importlib.import_module(package.name).__path__):
+            if not module.name.startswith("modeling_"):
+                continue
+            loaded = importlib.import_module(f"{package.name}.{module.name}")
+            if "patch_size" not in inspect.getsource(loaded):
+                continue
+            for name, kind in sorted(vars(loaded).items()):
+                ours = inspect.isclass(kind) and kind.__module__ == loaded.__name__
+                if ours and issubclass(kind, PreTrainedModel) and kind.config_class is not None:
+                    yield name, kind
+
+
+def tiny(kind):
+    """A random model of the class in the size of `TINY`, or None where it has no such size."""
+    try:
+        default = kind.config_class()
+        fields = {k: v for k, v in TINY.items() if k in ALWAYS or k in default.to_dict()}
+        if not {"patch_size", "hidden_size"} <= fields.keys():
+            return None
+        module = kind(kind.config_class(**fields))
+    except Exception:  # transformers says in many ways that a size does not fit
+        return None
+    if not 0 < sum(parameter.numel() for parameter in module.parameters()) < 2e7:
+        return None
+    return sources.randomise(module, scale=0.4)
+
+
+def answer(module, pictures):
+    """What the model says of an image: logits, pooled features, or its last class token."""
+    import torch
+
+    pixels = torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)))
+    trunk = next((getattr(module, n) for n in ("vit", "deit") if hasattr(module, n)), module)
+    masked = "MaskedImageModeling" in type(module).__name__ or "MAE" in type(module).__name__
+    given = {}
+    if "MAE" in type(module).__name__:  # its own order of patches, none of them masked
+        given["noise"] = torch.arange(9.0).repeat(len(pictures), 1)
+    if "Backbone" in type(module).__name__:
+        out = module.embeddings(pixels)
+        out = module.encoder(out).last_hidden_state
+        return module.layernorm(out)[:, 0].detach().numpy()
+    with torch.no_grad():
+        out = (trunk if masked else module)(pixels, **given)
+    if "logits" in out:
+        return out["logits"].numpy()
+    pooled = out.get("pooler_output")
+    return (out["last_hidden_state"][:, 0] if pooled is None else pooled).numpy()
+
+
+def outcome(source, module, **fields):
+    """ "exact", "refused", or by how much a loaded model is wrong."""
+    try:
+        model = keras_vit.from_pretrained(source, **fields)
+    except ValueError:
+        return "refused"
+    pictures = images(*model.config.input_shape)
+    wanted, got = answer(module, pictures), logits(model, pictures)
+    if wanted.shape != got.shape:
+        return f"{got.shape} for {wanted.shape}"
+    error = float(np.abs(wanted - got).max() / np.abs(wanted).max())
+    return "exact" if error < BOUND else f"wrong by {error:.1e}"
+
+
+@pytest.mark.timeout(3600)
+def test_transformers_models_load_exactly_or_are_refused(tmp_path):
+    found, kinds = {}, set()
+    for number, (name, kind) in enumerate(classes()):
+        module = tiny(kind)
+        if module is None:
+            continue
+        folder = tmp_path / str(number)
+        try:
+            module.save_pretrained(folder)
+        except (NotImplementedError, RuntimeError):  # an abstract class; arrays that share memory
+            continue
+        kinds.add(kind.config_class.model_type)
+        found[name, "folder"] = outcome(folder, module)
+        if (folder / "model.safetensors").is_file():
+            (folder / "model.safetensors").rename(folder / "bare.safetensors")
+            fields = {"num_heads": 5, "norm_epsilon": module.config.to_dict().get("layer_norm_eps")}
+            fields = {field: value for field, value in fields.items() if value}
+            found[name, "bare"] = outcome(folder / "bare.safetensors", module, **fields)
+    wrong = {key: said for key, said in found.items() if said not in ("exact", "refused")}
+    # Nothing but its config tells the windows of RF-DETR from DINOv2.
+    assert wrong.keys() <= {("RfDetrDinov2Backbone", "bare")}, wrong
+    exact = sorted(
+        name for (name, form), said in found.items() if (form, said) == ("folder", "exact")
+    )
+    print(f"{len(kinds)} kinds, {len(found)} files; exact: {', '.join(exact)}; the rest refused")
+    assert len(exact) >= 12 and len(kinds) >= 50
