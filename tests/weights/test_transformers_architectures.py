@@ -45,7 +45,10 @@ def classes():
         for module in pkgutil.iter_modules(importlib.import_module(package.name).__path__):
             if not module.name.startswith("modeling_"):
                 continue
-            loaded = importlib.import_module(f"{package.name}.{module.name}")
+            try:
+                loaded = importlib.import_module(f"{package.name}.{module.name}")
+            except ImportError:  # models of sound need torchaudio
+                continue
             if "patch_size" not in inspect.getsource(loaded):
                 continue
             for name, kind in sorted(vars(loaded).items()):
