@@ -133,7 +133,8 @@ def test_warning_names_the_line_that_called_the_package():
     opened = runtime.KerasRuntime(model())
     with pytest.warns(UserWarning, match="^images should") as seen:
         opened.logits(raw() - 128)
-    assert [warning.filename for warning in seen] == [__file__]
+    ours = [warning.filename for warning in seen if "normalized" in str(warning.message)]
+    assert ours == [__file__]
 
 
 # -- where images are taken

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from PIL import Image
 
 import keras_vit
-from training import build, data, fit, plain, recipe, recipes
+from training import build, data, fit, plain, recipe
 from training.distribution import devices
 from training.distribution.devices import jit_compile
 from training.recipe import override
@@ -213,34 +212,6 @@ def test_a_run_leaves_its_folder(finished):
     text = (folder / "report.md").read_text()
     assert f"{reached['top1']:.2%}" in text and "5 pictures a class" in text
     assert list((folder / "logs").rglob("events.*"))
-
-
-def write_folder(root):
-    """Pictures of two classes: JPEG and PNG, each of another size, one in grey, one transparent."""
-    rng = np.random.default_rng(0)
-    for number in range(10):
-        pixels = rng.integers(0, 256, (40 + 7 * number, 90 - 6 * number, 3), dtype="uint8")
-        picture = Image.fromarray(pixels)
-        if number in (6, 9):
-            picture = picture.convert("L" if number == 6 else "RGBA")
-        part, label = ("train", "test")[number > 5], ("daisy", "rose")[number % 2]
-        (root / part / label).mkdir(parents=True, exist_ok=True)
-        picture.save(root / part / label / f"{number}.{'png' if number % 3 == 0 else 'jpg'}")
-
-
-def test_a_folder_of_files_gets_every_picture_of_the_report(tmp_path):
-    write_folder(tmp_path / "flowers")
-    config = json.dumps({**TINY, "image_size": 16})
-    settings = [f"model.config={config}", "model.variant=null", "model.weights=null"]
-    settings += ["run.batch_size=3", "run.epochs=1", "schedule.warmup_steps=1"]  # two steps
-    settings += [f"data.path={tmp_path / 'flowers'}"]
-    fit.run(override(recipes.load("folder"), settings), tmp_path / "run", verbose=0)
-    text = (tmp_path / "run" / "report.md").read_text()
-    assert "cannot be drawn" not in text and "4 test pictures" in text
-    for name in "curves confusion rollout features distance filters positions".split():
-        assert f"]({name}.png)" in text
-        with Image.open(tmp_path / "run" / f"{name}.png") as image:
-            assert np.ptp(np.asarray(image.convert("L"))) > 100
 
 
 def test_the_saved_model_needs_nothing_of_training(finished):
