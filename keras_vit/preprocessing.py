@@ -2,9 +2,10 @@
 
 Two ways to the same pixels: `preprocess` on NumPy arrays and PIL images, and `Preprocessing`, a
 Keras layer for models and for tf.data on any backend. Both resize (with antialiasing), cut out the
-centre and compute `(pixel / 255 - mean) / std`.
+centre and compute `(pixel / 255 - mean) / std`. `check_normalized` is for what takes the result.
 """
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,13 @@ from keras_vit.config import ViTConfig
 MODES = {1: "L", 3: "RGB"}
 MAX_PIXELS = 1 << 25
 """Of one picture while it is resized: a 24-megapixel camera's fit."""
+NOISE = 6.0
+"""Standard normal noise stays below: one value in a billion does not."""
+FAR = 10.0
+"""Where no value is negative, one that is so many times the model's largest is not normalized."""
+MAKE = "Make them with keras_vit.preprocessing.preprocess(images, model.config)"
+MAKE_OR_UINT8 = f"{MAKE}, or pass uint8 pixels of the model's size."
+"""What to do, where uint8 pixels are taken too."""
 KERAS_METHODS = {"lanczos": "lanczos3"}  # PIL's kernel by Keras' name; torch has none
 
 
@@ -47,6 +55,75 @@ def normalised(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
     """Pixels from 0 to 255 of the model's size, in float32 as the model takes them."""
     mean, std = (np.asarray(v, "float32") for v in (config.pixel_mean, config.pixel_std))
     return (pixels.astype("float32", copy=False) / np.float32(255) - mean) / std
+
+
+def check_normalized(
+    images: np.ndarray | Sequence[np.ndarray],
+    config: ViTConfig,
+    name: str = "images",
+    *,
+    advice: str = MAKE_OR_UINT8,
+) -> None:
+    """Checks that values can be the normalized pixels a model takes: the one rule of the package.
+
+    A model takes values from `(0 - mean) / std` to `(1 - mean) / std`, with the config's
+    `pixel_mean` and `pixel_std`. Augmented pixels and standard normal noise pass as well. The check
+    costs a minimum and a maximum. Floats from 0 to 1 pass for a model that takes -1 to 1: they may
+    be bright pictures.
+
+    Args:
+        images: An array of any shape, or arrays. An empty one passes.
+        config: The model's config.
+        name: Of the argument, for messages.
+        advice: What to do, for messages.
+
+    Raises:
+        ValueError: A value is not finite; or none is negative and the largest is more than ten
+            times what normalization can yield, as it is for floats from 0 to 255.
+
+    Warns:
+        UserWarning: Values are so far from what the model takes that they look like pixels that
+            were not normalized, or were normalized for another model.
+
+    Example:
+
+    >>> check_normalized(batch, model.config)
+    """
+    arrays = [images] if isinstance(images, np.ndarray) else images
+    low, high = _range([array for array in arrays if array.size], name)
+    mean, std = np.asarray(config.pixel_mean), np.asarray(config.pixel_std)
+    bottom, top = float(np.min((0 - mean) / std)), float(np.max((1 - mean) / std))
+    within = min(2 * bottom - top, -NOISE) <= low and high <= max(2 * top + 1, NOISE)
+    scaled_only = low >= 0 and 0 < high <= 1 and top > FAR  # by 255, for a model of 0 to 255
+    if within and not scaled_only:
+        return
+    takes = f"hold pixels normalized for the model, in [{bottom:.3g}, {top:.3g}]"
+    received = f"values in [{low:.3g}, {high:.3g}]"
+    if low >= 0 and high > FAR * max(top, -bottom, 1.0):
+        raise ValueError(
+            f"{name} must {takes}. Received: {received}, which are not normalized. {advice} (A "
+            "model that was trained on pixels from 0 to 255 needs pixel_mean=0.0 and "
+            "pixel_std=1/255 in its config.)"
+        )
+    warnings.warn(
+        f"{name} should {takes}. Received: {received}, which look as if they were not normalized "
+        f"for it. {advice}",
+        stacklevel=_outside(),
+    )
+
+
+def model_input(images: np.ndarray, config: ViTConfig, name: str = "images") -> np.ndarray:
+    """Images of the model's size in float32 as it takes them.
+
+    Args:
+        images: uint8 pixels, which are normalized; or floats that are, which are checked.
+        config: The model's config.
+        name: Of the argument, for messages.
+    """
+    if images.dtype == np.uint8:
+        return normalised(images, config)
+    check_normalized(images, config, name)
+    return images.astype("float32", copy=False)
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -187,31 +264,41 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
 
 
 def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> None:
-    low = min(float(a.min()) for a in arrays)
-    high = max(float(a.max()) for a in arrays)
-    if not np.isfinite([low, high]).all():
-        raise ValueError(f"images must hold finite numbers. Received: values up to {high}")
-    if rescale:
-        if low < 0 or high > 255:
-            raise ValueError(
-                "images must have pixels from 0 to 255, or be passed with rescale=False. "
-                f"Received: values in [{low:.3g}, {high:.3g}]"
-            )
-        if 0 < high <= 1 and all(a.dtype.kind == "f" for a in arrays):
-            warnings.warn(
-                f"These images look scaled already (values in [{low:.3g}, {high:.3g}]), and will "
-                "be divided by 255 once more. Pass pixels from 0 to 255, or rescale=False.",
-                stacklevel=3,
-            )
+    if not rescale:
+        check_normalized(arrays, config, advice="Leave rescale=True.")
         return
-    top = float(np.max((1 - np.asarray(config.pixel_mean)) / np.asarray(config.pixel_std)))
-    bottom = float(np.min((0 - np.asarray(config.pixel_mean)) / np.asarray(config.pixel_std)))
-    if high > 2 * top + 1:
-        warnings.warn(
-            f"These images look like pixels from 0 to 255 (values in [{low:.3g}, {high:.3g}]), but "
-            f"the model was made for values in [{bottom:.3g}, {top:.3g}]. Leave rescale=True.",
-            stacklevel=3,
+    low, high = _range(arrays, "images")
+    if low < 0 or high > 255:
+        raise ValueError(
+            "images must have pixels from 0 to 255, or be passed with rescale=False. "
+            f"Received: values in [{low:.3g}, {high:.3g}]"
         )
+    if 0 < high <= 1 and all(a.dtype.kind == "f" for a in arrays):
+        warnings.warn(
+            f"These images look scaled already (values in [{low:.3g}, {high:.3g}]), and will "
+            "be divided by 255 once more. Pass pixels from 0 to 255, or rescale=False.",
+            stacklevel=_outside(),
+        )
+
+
+def _range(arrays: Sequence[np.ndarray], name: str) -> tuple[float, float]:
+    """The smallest and the largest value; 0 and 0 of no arrays."""
+    low = min((float(array.min()) for array in arrays), default=0.0)
+    high = max((float(array.max()) for array in arrays), default=0.0)
+    if not np.isfinite([low, high]).all():
+        raise ValueError(f"{name} must hold finite numbers. Received: NaN or infinite ones")
+    return low, high
+
+
+def _outside() -> int:
+    """The `stacklevel`, for this function's caller, of the code that called this package.
+
+    A warning names that line, and is shown once where several functions here check the same images.
+    """
+    level, frame = 0, inspect.currentframe()
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == "keras_vit":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _resize(array: np.ndarray, config: ViTConfig) -> np.ndarray:

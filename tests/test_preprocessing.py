@@ -136,8 +136,10 @@ def test_preprocess_same_size_only_scales():
 
 def test_preprocess_warns_of_the_wrong_range():
     pixels = picture(32, 32).astype("float32")
-    with pytest.warns(UserWarning, match=r"look like pixels from 0 to 255.*\[-1, 1\]"):
+    with pytest.raises(ValueError, match=r"\[-1, 1\]. Received: values in .*Leave rescale=True"):
         preprocess(pixels, CONFIG, rescale=False)
+    with pytest.warns(UserWarning, match=r"\[-1, 1\]. Received: values in .*Leave rescale=True"):
+        preprocess(pixels - 128, CONFIG, rescale=False)
     with pytest.warns(UserWarning, match="look scaled already"):
         preprocess(pixels / 255, CONFIG)
     with warnings.catch_warnings():

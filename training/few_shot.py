@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit.preprocessing import MAKE, check_normalized
+
 L2 = 2.0**10
 BIAS = 100.0  # large, so that the constant feature is hardly regularised
 
@@ -68,7 +70,7 @@ def evaluate(
     Args:
         model: A `ViT`.
         train: Batches of (images, one-hot targets), as for evaluation: each picture once, not
-            augmented. The features of all are held in memory.
+            augmented, normalized as the model takes it. The features of all are held in memory.
         test: The same of the test set.
         shots: Examples a class.
         seeds: Draws.
@@ -87,7 +89,7 @@ def evaluate(
             "model must have one feature vector a picture. "
             f"Received: a model with features of shape {backbone.output_shape}"
         )
-    data = (*_extract(backbone, train), *_extract(backbone, test))
+    data = (*_extract(model, backbone, train), *_extract(model, backbone, test))
     return {
         f"few_shot_{n}": float(np.mean([few_shot_accuracy(*data, n, s, l2) for s in range(seeds)]))
         for n in shots
@@ -149,11 +151,13 @@ def _whiten(x, mean, std):
     return np.pad((x - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS)  # (n, D + 1)
 
 
-def _extract(backbone, batches):
+def _extract(model, backbone, batches):
     """Features and integer labels of all batches."""
     features, labels = [], []
     for images, targets in batches:
-        out = backbone.predict_on_batch(np.asarray(images))
+        images = np.asarray(images)
+        check_normalized(images, model.config, advice=f"{MAKE}.")
+        out = backbone.predict_on_batch(images)
         features.append(np.asarray(out, "float32"))
         labels.append(np.asarray(targets).argmax(-1))
     return np.concatenate(features), np.concatenate(labels)

@@ -5,8 +5,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 import keras_vit
 from keras_vit import explain
+from training.decode import decode
 
 PICTURES = 8
 """Test pictures that are looked at."""
@@ -17,13 +20,18 @@ def draw(model: keras_vit.ViT, examples: Iterable[dict[str, Any]], folder: str |
 
     Args:
         model: The trained model.
-        examples: Samples of the test data, of which the first few are taken.
+        examples: Samples of the test data, of which the first few are taken. Their images are
+            uint8 (H, W, C), or files as they are stored on disk, of any size.
         folder: Where the pictures go.
 
     Returns:
         Lines of Markdown that show them.
     """
-    pictures = [example["image"] for example in islice(examples, PICTURES)]
+    channels = model.config.in_channels
+    pictures = [
+        decode(tf.convert_to_tensor(example["image"]), channels).numpy()
+        for example in islice(examples, PICTURES)
+    ]
     many = f"{len(pictures)} test pictures" if len(pictures) > 1 else "the first test picture"
     figures: dict[str, tuple[str, Callable[[], Any]]] = {
         "rollout": (

@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import model_input
 
 BATCH_BYTES = 1 << 26
 """Of the attention weights of one block that are held at a time."""
@@ -26,7 +26,10 @@ def check_model(model: Any) -> None:
 
 
 def checked_images(images: Any, config: ViTConfig) -> np.ndarray:
-    """Images as the model takes them, in float32; uint8 pixels of its size are normalised."""
+    """Images as the model takes them, in float32; uint8 pixels of its size are normalised.
+
+    Floats that were not normalized are refused, as `preprocessing.check_normalized` says.
+    """
     # A tensor may be on a GPU or have a gradient, of which NumPy alone makes nothing.
     array = np.asarray(ops.convert_to_numpy(images) if ops.is_tensor(images) else images)
     known = array.dtype.kind == "f" or array.dtype == np.uint8
@@ -36,7 +39,7 @@ def checked_images(images: Any, config: ViTConfig) -> np.ndarray:
             f"(batch, {', '.join(map(str, config.input_shape))}), at least one. "
             f"Received: images with shape {array.shape}, {array.dtype}"
         )
-    return normalised(array, config) if array.dtype == np.uint8 else array.astype("float32")
+    return model_input(array, config)
 
 
 def checked_block(name: str, value: Any, depth: int) -> int:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.config import ViTConfig
+from keras_vit.preprocessing import check_normalized
 from keras_vit.runtime import Runtime
 
 AT_A_TIME = 256  # images of an array
@@ -107,7 +109,7 @@ def batches(runtime: Runtime, data: Any) -> Iterator[tuple[np.ndarray, np.ndarra
     empty = True
     for images, labels in _pairs(data):
         empty = False
-        _check_images(images, config.input_shape)
+        _check_images(images, config)
         yield images, _checked_labels(labels, len(images), config.num_classes)
     if empty:
         raise ValueError("data must hold at least one labelled image. Received: none")
@@ -139,7 +141,8 @@ def _pairs(data: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.asarray(batch[0]), np.asarray(batch[1])
 
 
-def _check_images(images: np.ndarray, shape: tuple[int, int, int]) -> None:
+def _check_images(images: np.ndarray, config: ViTConfig) -> None:
+    shape = config.input_shape
     known = images.dtype.kind == "f" or images.dtype == np.uint8
     if images.ndim != 4 or images.shape[1:] != shape or not len(images) or not known:
         raise ValueError(
@@ -147,6 +150,8 @@ def _check_images(images: np.ndarray, shape: tuple[int, int, int]) -> None:
             f"shape (batch, {', '.join(map(str, shape))}). "
             f"Received: shape {images.shape}, {images.dtype}"
         )
+    if images.dtype != np.uint8:
+        check_normalized(images, config, "data")
 
 
 def _checked_labels(labels: np.ndarray, count: int, num_classes: int) -> np.ndarray:

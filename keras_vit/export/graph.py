@@ -22,6 +22,7 @@ import numpy as np
 
 from keras_vit.export.fuse import Block, Folded, Product, fold
 from keras_vit.model import ViT
+from keras_vit.preprocessing import model_input
 
 DTYPES = ("float32", "bfloat16")
 MAX_CONSTANTS = 1_900_000_000  # bytes; a graph with more than 2 GB cannot be serialised
@@ -39,7 +40,8 @@ def fused(model: ViT, dtype: str = "float32") -> Callable[..., np.ndarray]:
 
     Returns:
         `predict(images, batch_size=32)`, from images `(B, H, W, C)`, an array or a tensor, to the
-        model's output, a float32 array.
+        model's output, a float32 array. Images are floats as the model takes them, or uint8 pixels,
+        which are normalized first.
 
     Example:
 
@@ -47,19 +49,22 @@ def fused(model: ViT, dtype: str = "float32") -> Callable[..., np.ndarray]:
     >>> predict(images).argmax(-1)
     """
     run = compile_graph(fold(model), dtype, constants=dtype == "bfloat16").run
-    shape = model.config.input_shape
+    config, shape = model.config, model.config.input_shape
 
     def predict(images: Any, batch_size: int = 32) -> np.ndarray:
-        images = np.asarray(keras.ops.convert_to_numpy(images), "float32")
-        if images.shape[1:] != shape or not len(images):
+        array = np.asarray(keras.ops.convert_to_numpy(images))
+        other = array.dtype.kind in "iub" and array.dtype != np.uint8
+        if other or array.shape[1:] != shape or not len(array):
             raise ValueError(
-                f"images must have shape (batch, {', '.join(map(str, shape))}). "
-                f"Received: images with shape {images.shape}"
+                "images must be floats as the model takes them, or uint8 pixels, and have shape "
+                f"(batch, {', '.join(map(str, shape))}). "
+                f"Received: images with shape {array.shape}, {array.dtype}"
             )
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(
                 f"batch_size must be a positive int. Received: batch_size={batch_size!r}"
             )
+        images = model_input(array, config)
         starts = range(0, len(images), batch_size)
         return np.concatenate([run(images[i : i + batch_size]).numpy() for i in starts])
 

@@ -28,7 +28,7 @@ from keras_vit.export.quantize import (
 )
 from keras_vit.export.tflite_graph import to_float32_tflite
 from keras_vit.model import ViT
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import model_input
 from keras_vit.runtime import KerasRuntime
 from keras_vit.runtime.base import probability_function
 
@@ -156,11 +156,11 @@ def quantization_sweep(
 
 def _labelled(model: ViT, data: Any) -> tuple[np.ndarray, np.ndarray]:
     parts = [
-        (normalised(images, model.config) if images.dtype == np.uint8 else images, labels)
+        (model_input(images, model.config, "data"), labels)
         for images, labels in batches(KerasRuntime(model), data)
     ]
     images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return images.astype("float32", copy=False), labels
+    return images, labels
 
 
 def _files(content: bytes, ranges: Ranges) -> Iterator[tuple[str, str, bytes]]:

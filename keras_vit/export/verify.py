@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.preprocessing import most_pixels, normalised, preprocess
+from keras_vit.preprocessing import check_normalized, most_pixels, normalised, preprocess
 from keras_vit.runtime.base import Runtime
 from keras_vit.runtime.saved_model import SavedModelRuntime
 
@@ -88,8 +88,8 @@ def checked_pictures(
             f"{name} must be at least one image (batch, {', '.join(map(str, config.input_shape))}) "
             f"of {allowed}, for images={takes!r}. Received: shape {array.shape}, {array.dtype}"
         )
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} must hold finite numbers. Received: NaN or infinite ones")
+    if array.dtype != np.uint8:
+        check_normalized(array, config, name)
     return array
 
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import MAKE, check_normalized, model_input
 
 
 class Runtime:
     """A model that takes images and returns NumPy arrays.
 
     Images are an array `(B, H, W, C)` of the model's size: floats as the model takes them, made by
-    `keras_vit.preprocessing.preprocess`, or uint8 pixels, which are normalised first.
+    `keras_vit.preprocessing.preprocess`, or uint8 pixels, which are normalised first. Floats that
+    were not normalized are refused, as `keras_vit.preprocessing.check_normalized` says.
 
     Attributes:
         path: Where it was opened.
@@ -103,9 +104,12 @@ class Runtime:
                     f"Received: {array.dtype}"
                 )
             return array
-        if array.dtype == np.uint8:
-            return normalised(array, self.config)
-        return array.astype("float32", copy=False)
+        return model_input(array, self.config)
+
+    def _check_raw(self, images: Any) -> None:
+        """Raises for pixels that were not normalized, where `run` gets images in float32."""
+        if self.images == "float32":
+            check_normalized(np.asarray(images), self.config, advice=f"{MAKE}.")
 
 
 def check_threads(num_threads: Any) -> None:

@@ -53,6 +53,10 @@ class OnnxRuntime(Runtime):
 
     def run(self, images: Any) -> dict[str, np.ndarray]:
         """All the file's outputs by name, for images of its own dtype."""
+        self._check_raw(images)
+        return self._outputs(images)
+
+    def _outputs(self, images: Any) -> dict[str, np.ndarray]:
         parts = [
             self._session.run(list(self._shapes), {"images": images[i : i + AT_ONCE]})
             for i in range(0, len(images), AT_ONCE)
@@ -66,7 +70,7 @@ class OnnxRuntime(Runtime):
         return self._run(self._checked(images))["probabilities"]
 
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        return self.run(images)
+        return self._outputs(images)
 
     def _engine(self) -> str:
         from importlib.metadata import version

@@ -56,6 +56,11 @@ class SavedModelRuntime(Runtime):
             signature: "serving_default", "serve_bytes", "classify" or "features".
             **inputs: Its input by name: arrays, or for `bytes` a sequence of files.
         """
+        if "images" in inputs:
+            self._check_raw(inputs["images"])
+        return self._outputs(signature, inputs)
+
+    def _outputs(self, signature: str, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         import tensorflow as tf
 
         function = self.signature(signature)
@@ -80,7 +85,8 @@ class SavedModelRuntime(Runtime):
         return self._run(self._checked(images))["probabilities"]
 
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        return self.run("features" if wanted == "features" else "serving_default", images=images)
+        name = "features" if wanted == "features" else "serving_default"
+        return self._outputs(name, {"images": images})
 
     def _engine(self) -> str:
         import tensorflow as tf

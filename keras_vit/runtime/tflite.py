@@ -81,6 +81,10 @@ class TFLiteRuntime(Runtime):
                 f"{', '.join(map(str, self.config.input_shape))}). "
                 f"Received: {array.dtype} of shape {array.shape}"
             )
+        self._check_raw(array)
+        return self._output_for(array)
+
+    def _output_for(self, array: np.ndarray) -> np.ndarray:
         size = self.batch_size or AT_ONCE
         parts = [self._invoke(array[i : i + size]) for i in range(0, len(array), size)]
         if not parts:
@@ -90,7 +94,7 @@ class TFLiteRuntime(Runtime):
     def probabilities(self, images: Any) -> np.ndarray:
         if not self.log_probabilities:
             return super().probabilities(images)
-        return self.run(self._checked(images))
+        return self._output_for(self._checked(images))
 
     def _invoke(self, images: np.ndarray) -> np.ndarray:
         count = len(images)
@@ -111,7 +115,7 @@ class TFLiteRuntime(Runtime):
                 f"{self.path} must have been exported with output={wanted!r}. "
                 f"Received: output={self.output!r}"
             )
-        values = self.run(images)
+        values = self._output_for(images)
         if self.log_probabilities:
             values = np.log(np.maximum(values, LEAST))
         return {wanted: values}

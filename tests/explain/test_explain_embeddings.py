@@ -126,10 +126,13 @@ def test_patch_pca_of_too_little():
         explain.patch_pca(model, images(model.config, 1))
     same = np.zeros((2, 8, 16, 3), "float32")
     assert np.isfinite(explain.patch_pca(model, same)).all()
-    with pytest.raises(ValueError, match="model must give finite numbers. Received: NaN"):
+    with pytest.raises(ValueError, match="images must hold finite numbers. Received: NaN"):
         explain.patch_pca(model, np.full_like(same, np.nan))
     with pytest.raises(ValueError, match=r"block must be in \[-2, 1\]. Received: block=-3"):
         explain.region_similarity(model, same, -3)
+    model.get_layer("class_token").tokens.assign(np.full((1, 1, 20), np.nan))
+    with pytest.raises(ValueError, match="model must give finite numbers. Received: NaN"):
+        explain.patch_pca(model, same)
 
 
 @tensorflow_only

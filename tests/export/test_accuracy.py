@@ -13,12 +13,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+PIXELS = TINY.replace(pixel_mean=0.0, pixel_std=1 / 255)  # takes them from 0 to 255
+
+
 class Reader(Runtime):
     """Says the class that is written in an image's first value, but for some of them."""
 
     kind = "reader"
 
-    def __init__(self, wrong=(), config=TINY, value=1.0):
+    def __init__(self, wrong=(), config=PIXELS, value=1.0):
         super().__init__("", config)
         self.wrong, self.value, self.seen = wrong, value, []
 

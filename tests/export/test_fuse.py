@@ -237,7 +237,7 @@ def test_fused_predicts_as_the_model_does():
     np.testing.assert_allclose(predict(x), expected, atol=1e-5)
     assert np.abs(predict(x) - run(model, x)).max() > 1e-2
     for wrong in (x[0], x[:, :-1], x[:0]):
-        with pytest.raises(ValueError, match="images must have shape"):
+        with pytest.raises(ValueError, match="images must be floats.*and have shape"):
             predict(wrong)
     with pytest.raises(ValueError, match="batch_size must be"):
         predict(x, batch_size=0)

@@ -120,6 +120,13 @@ def test_evaluate_needs_one_vector_a_picture():
         few_shot.evaluate(model, [], [])
 
 
+def test_pixels_that_were_not_normalized_are_refused():
+    model = tiny_model(depth=1)
+    raw = [(np.linspace(0, 255, 2 * 24 * 16 * 3).reshape(2, 24, 16, 3), np.eye(3)[:2])]
+    with pytest.raises(ValueError, match=r"images must hold pixels normalized.*in \[0, 255\]"):
+        few_shot.evaluate(model, raw, raw)
+
+
 @pytest.mark.parametrize(("every", "epochs"), [(None, [4]), (2, [1, 3, 4])])
 def test_callback_logs_chosen_epochs_and_the_last(every, epochs, monkeypatch):
     monkeypatch.setattr(few_shot, "evaluate", lambda *args, **kwargs: {"few_shot_5": 0.5})

@@ -1,6 +1,7 @@
 """The pictures of a run's report: each is there, and drawn from what the model sees."""
 
 import functools
+import io
 import re
 
 import keras
@@ -51,6 +52,25 @@ def test_draw_takes_the_first_pictures(tmp_path, monkeypatch, count, looked_at):
         np.testing.assert_array_equal(
             taken[name][0], [example["image"] for example in given[:looked_at]]
         )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_draw_decodes_files_and_turns_colours_to_those_of_the_model(
+    tmp_path, monkeypatch, channels
+):
+    pixels = next(examples(1))["image"]
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    taken = []
+    monkeypatch.setattr(explain, "plot_patch_pca", lambda _, seen: taken.append(seen) or Figure())
+    model = tiny_model(in_channels=channels)
+    for image in (file.getvalue(), pixels):
+        text = "\n".join(seen.draw(model, [{"image": image}] * 2, tmp_path))
+        assert "cannot be drawn" not in text and "(rollout.png)" in text
+    wanted = pixels if channels == 3 else pixels @ np.array([[0.299], [0.587], [0.114]])
+    for many in taken:
+        assert [one.shape for one in many] == [(30, 20, channels)] * 2
+        np.testing.assert_allclose(many[1], wanted, atol=1)
 
 
 def test_draw_says_what_it_cannot_draw(tmp_path):

@@ -1,0 +1,46 @@
+"""The recipe for one's own pictures, on files: its report has all of its pictures."""
+
+import json
+
+import numpy as np
+from PIL import Image
+
+from training import fit, recipes
+from training.recipe import override
+
+TINY = {
+    "image_size": 16,
+    "patch_size": 8,
+    "width": 20,
+    "depth": 1,
+    "num_heads": 5,
+    "mlp_dim": 28,
+}
+
+
+def write_folder(root):
+    """Pictures of two classes: JPEG and PNG, each of another size, one in grey, one transparent."""
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        pixels = rng.integers(0, 256, (40 + 7 * number, 90 - 6 * number, 3), dtype="uint8")
+        picture = Image.fromarray(pixels)
+        if number in (6, 9):
+            picture = picture.convert("L" if number == 6 else "RGBA")
+        part, label = ("train", "test")[number > 5], ("daisy", "rose")[number % 2]
+        (root / part / label).mkdir(parents=True, exist_ok=True)
+        picture.save(root / part / label / f"{number}.{'png' if number % 3 == 0 else 'jpg'}")
+
+
+def test_a_folder_of_files_gets_every_picture_of_the_report(tmp_path):
+    write_folder(tmp_path / "flowers")
+    config = json.dumps(TINY)
+    settings = [f"model.config={config}", "model.variant=null", "model.weights=null"]
+    settings += ["run.batch_size=3", "run.epochs=1", "schedule.warmup_steps=1"]  # two steps
+    settings += [f"data.path={tmp_path / 'flowers'}"]
+    fit.run(override(recipes.load("folder"), settings), tmp_path / "run", verbose=0)
+    text = (tmp_path / "run" / "report.md").read_text()
+    assert "cannot be drawn" not in text and "4 test pictures" in text
+    for name in "curves confusion rollout features distance filters positions".split():
+        assert f"]({name}.png)" in text
+        with Image.open(tmp_path / "run" / f"{name}.png") as image:
+            assert np.ptp(np.asarray(image.convert("L"))) > 100
