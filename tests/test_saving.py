@@ -261,10 +261,16 @@ def test_blocks_in_another_model_keep_their_flags(tmp_path):
     ):
         assert flags(again) == wanted
     assert flags(keras.models.clone_model(vit)) == flags(vit)
+
+
+def test_a_frozen_backbone_in_another_model_stays_frozen(tmp_path):
+    features = ViT(TINY).features()
     features.trainable = False
+    model = keras.Model(features.input, keras.layers.Dense(2, name="new")(features.output))
     model.save(tmp_path / "m.keras")
     again = keras.saving.load_model(tmp_path / "m.keras")
     assert [v.path for v in again.trainable_weights] == ["new/kernel", "new/bias"]
+    assert flags(again) == flags(model)
 
 
 @pytest.mark.parametrize("part", ["query", "attention_output", "key_norm"])

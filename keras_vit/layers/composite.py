@@ -34,7 +34,9 @@ class Composite(keras.layers.Layer):
 
     def _restore_trainable(self) -> None:
         if self._restored is not None:
-            self.trainable = self.trainable  # Keras' setter hands it on, its constructor does not
+            # Not `self.trainable = self.trainable`, which does nothing on TensorFlow.
+            for part in self._flatten_layers(False, recursive=False):
+                part.trainable = self.trainable
             set_trainable_parts(self, self._restored)
             self._restored = None
 
