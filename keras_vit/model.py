@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_vit import layers, resample
 from keras_vit.config import ViTConfig
+from keras_vit.layers import composite
 
 LORA_TARGETS = ("query", "key", "value", "attention_output", "mlp")
 
@@ -27,7 +28,7 @@ class ViT(keras.Model):
         config: A `ViTConfig`, or its fields as a dict.
         name: Name of the model.
         dtype: dtype policy of every layer; None means Keras' global one. Logits are in float32.
-        trainable: Whether the weights are trainable.
+        trainable: Whether the weights are trainable, as if set on the model afterwards.
 
     Call arguments:
         images: `(B, H, W, C)` as the pixel contract says (see `keras_vit.preprocessing`).
@@ -66,7 +67,8 @@ class ViT(keras.Model):
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         images = keras.Input(config.input_shape, name="images")
         outputs = _head(_pool(_encode(images, config, policy), config, policy), config, policy)
-        super().__init__(inputs=images, outputs=outputs, name=name, trainable=trainable)
+        super().__init__(inputs=images, outputs=outputs, name=name)
+        self.trainable = trainable  # Keras' constructor would not hand it on to the layers
         self.config = config
         self.dtype_policy = policy
 
@@ -148,7 +150,7 @@ class ViT(keras.Model):
             interpolation: A name in `keras_vit.resample.PRESETS`; None means the config's.
 
         Returns:
-            A `ViT`; `trainable` flags are kept layer by layer.
+            A `ViT`; all `trainable` flags are kept.
 
         Example:
 
@@ -164,18 +166,20 @@ class ViT(keras.Model):
                     "load it again to merge LoRA, and quantise after resizing. "
                     f"Received: a changed layer {layer.path!r}"
                 )
-        model = ViT(config, name=self.name, dtype=self.dtype_policy)
+        model = ViT(config, name=self.name, dtype=self.dtype_policy, trainable=self.trainable)
+        composite.set_trainable_parts(model, composite.trainable_parts(self))
         for ours, theirs in zip(model.weights, self.weights, strict=True):
             value = keras.ops.convert_to_numpy(theirs.value)
             if ours.path.startswith("position_embedding/"):
                 value = _resample(ours.path, value, self.config, config)
             ours.assign(value)
-        for ours, theirs in zip(model._flatten_layers(), self._flatten_layers(), strict=True):
-            ours.trainable = theirs.trainable  # parents come first, so each layer has the last word
         return model
 
     def enable_lora(self, rank: int, targets: Sequence[str] = ("query", "value")) -> None:
         """Adds LoRA (arXiv 2106.09685) to every block; it, the biases beside it and the head train.
+
+        A saved file has the adapters added to the kernels, which stay frozen. Call this again on
+        the loaded model to train new adapters; the optimizer's state belongs to the old ones.
 
         Args:
             rank: Rank of the update.
@@ -216,19 +220,24 @@ class ViT(keras.Model):
                 if getattr(layer, "quantization_mode", None) is not None:
                     policies[layer.path] = layer.dtype_policy
             policy = policies if len(policies) else policy
-        return {
+        config = {
             "config": self.config.to_dict(),
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(policy),
             "trainable": self.trainable,
         }
+        parts = composite.trainable_parts(self)
+        return {**config, composite.KEY: parts} if parts else config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ViT":
         config = dict(config)
         if isinstance(config.get("dtype"), dict):
             config["dtype"] = keras.dtype_policies.deserialize(config["dtype"])
-        return cls(**config)
+        parts = config.pop(composite.KEY, {})
+        model = cls(**config)
+        composite.set_trainable_parts(model, parts)
+        return model
 
 
 def _encode(images, config: ViTConfig, policy):

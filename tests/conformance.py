@@ -118,7 +118,8 @@ def _check_config(cls, arguments, call, x):
     for base in cls.__mro__:
         if base is keras.layers.Layer:
             break
-        names |= set(inspect.signature(base.__init__).parameters)
+        if "__init__" in vars(base):
+            names |= set(inspect.signature(base.__init__).parameters)
     names -= {"self", "kwargs", "args", "flash_attention"}  # Keras leaves flash_attention out
     config = layer.get_config()
     # Keras' LayerNormalization takes rms_scaling among its kwargs.
@@ -223,3 +224,44 @@ def check_model(config):
     again = ViT.from_config(json.loads(json.dumps(model.get_config())))
     assert again.config == config and again.get_config() == model.get_config()
     return model
+
+
+def freeze_some(model):
+    """Freezes a block with one part of it thawed, parts of another at each depth, and a weight."""
+    first, second = model.blocks[0], model.blocks[-1]
+    first.trainable = False
+    first.mlp.dense_1.trainable = True
+    second.attention.query_dense.trainable = False
+    second.mlp_norm.trainable = False
+    second.mlp.dense_2.bias.trainable = False
+    model.get_layer("patches").projection.trainable = False
+    return model
+
+
+def flags(model):
+    """What trains, and the flag of every weight, which a model around this one goes by."""
+    return [v.path for v in model.trainable_weights], {v.path: v.trainable for v in model.weights}
+
+
+def check_flags(model, path):
+    """Every way to save the model, or to copy it, keeps the `trainable` flags.
+
+    Args:
+        model: A `ViT`, changed after it was made.
+        path: Where a `.keras` file may be written.
+    """
+    wanted = flags(model)
+    assert wanted != flags(ViT(model.config))
+    model.save(path)
+    config = json.loads(json.dumps(model.get_config()))
+    for again in (
+        keras.saving.load_model(path),
+        keras.models.model_from_json(model.to_json()),
+        ViT.from_config(config),
+    ):
+        assert flags(again) == wanted
+        assert again.get_config() == model.get_config()
+    # The field is what does it, and a file from before it was there still loads.
+    older = ViT.from_config({k: v for k, v in config.items() if k != "trainable_parts"})
+    assert ("trainable_parts" in config) == (flags(older) != wanted)
+    return again

@@ -1,16 +1,29 @@
 """Files that come back bit for bit, in a process that knows nothing but `import keras_vit`."""
 
+import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from conformance import KINDS, TINY, images, randomise, run, tiny_model
+from conformance import (
+    KINDS,
+    TINY,
+    arrays,
+    check_flags,
+    flags,
+    freeze_some,
+    images,
+    randomise,
+    run,
+    tiny_model,
+)
 
-from keras_vit import ViT
+from keras_vit import ViT, layers
 
 LOAD = """
 import sys, numpy as np, keras, keras_vit
@@ -117,3 +130,160 @@ def test_features_and_nested_models_are_saved(tmp_path):
         expected, got = (run(m, x) for m in (saved, again))
         for a, b in zip(expected, got, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+# -- what trains
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_parts_stay_frozen(kind, tmp_path):
+    model = freeze_some(ViT(KINDS[kind]))
+    again = check_flags(model, tmp_path / "m.keras")
+    assert again.blocks[0].trainable is False and again.blocks[0].mlp.dense_1.trainable is True
+    larger = model.resized((48, 40))
+    assert flags(larger) == flags(model)
+
+
+def _probe(model):
+    for layer in model.layers:
+        layer.trainable = layer.name == "head"
+
+
+def _all_but_the_head(model):
+    model.trainable = False
+    model.get_layer("head").trainable = True  # a model around this one trains it
+
+
+def _all(model):
+    model.trainable = False
+
+
+def _int8(model):
+    freeze_some(model).quantize("int8")
+
+
+@pytest.mark.parametrize("change", [_probe, _all_but_the_head, _all, _int8])
+def test_what_trains_comes_back(change, tmp_path):
+    model = ViT(KINDS["registers"])
+    change(model)
+    check_flags(model, tmp_path / "m.keras")
+
+
+def test_only_what_differs_is_in_the_config():
+    model = ViT(TINY)
+    assert "trainable_parts" not in model.get_config()
+    model.blocks[1].mlp.trainable = False
+    assert model.get_config()["trainable_parts"] == {"encoder_block_1/mlp": False}
+    model.blocks[1].mlp.dense_2.kernel.trainable = True
+    model.attached = keras.layers.Dense(2)  # not in the config, so neither is its flag
+    model.attached.trainable = False
+    assert model.get_config()["trainable_parts"] == {
+        "encoder_block_1/mlp": False,
+        "encoder_block_1/mlp/dense_2/kernel": True,
+    }
+
+
+def test_lora_comes_back_merged_and_its_kernels_frozen(tmp_path):
+    model = ViT(TINY)
+    model.enable_lora(2, ("query", "mlp"))
+    trained = [v.path for v in model.trainable_weights]
+    model.save(tmp_path / "m.keras")
+    again = keras.saving.load_model(tmp_path / "m.keras")
+    assert [v.path for v in again.trainable_weights] == [p for p in trained if "lora" not in p]
+    check_flags(again, tmp_path / "again.keras")  # and stay so, saved once more
+    again.enable_lora(2, ("query", "mlp"))
+    assert [v.path for v in again.trainable_weights] == trained
+
+
+def test_a_flag_from_the_constructor_reaches_every_weight():
+    """A model around ours goes by the weights' own flags, which Keras' constructor leaves."""
+    inputs = keras.Input(TINY.input_shape)
+    outer = keras.Model(
+        inputs, keras.layers.Dense(2, name="new")(ViT(TINY, trainable=False)(inputs))
+    )
+    assert [v.path for v in outer.trainable_weights] == ["new/kernel", "new/bias"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"block": False, "head": False, "head/x": True}, "name.*: 'block', 'head/x'$"),
+        ({"head": "no"}, "map paths.*'no'"),
+        (["head"], "map paths.*'head'"),
+        (None, "map paths.*None"),
+    ],
+)
+def test_flags_of_what_is_not_there_are_refused(parts, message):
+    with pytest.raises(ValueError, match=f"trainable_parts must {message}"):
+        ViT.from_config({**ViT(TINY).get_config(), "trainable_parts": parts})
+
+
+@pytest.mark.parametrize("freeze", [freeze_some, _probe])
+def test_fit_goes_on_from_a_file_as_if_never_saved(freeze, tmp_path):
+    model = tiny_model("registers")
+    freeze(model)
+    x, y = images(model.config, 4), np.array([0, 1, 2, 0])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(0.01), loss)
+    start = arrays(model)
+    keep = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")
+    model.fit(x, y, epochs=2, shuffle=False, callbacks=[keep], verbose=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        again = keras.saving.load_model(tmp_path / "m.keras")
+    assert not [w for w in caught if "optimizer" in str(w.message)]
+    for one in (model, again):
+        one.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    wanted, got = arrays(model), arrays(again)
+    for path in wanted:
+        np.testing.assert_array_equal(got[path], wanted[path], err_msg=path)
+    for ours, theirs in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(v) for v in (ours, theirs)))
+    frozen = {v.path for v in model.non_trainable_weights}
+    assert frozen and all(np.array_equal(got[path], start[path]) for path in frozen)
+    assert any(not np.array_equal(got[path], start[path]) for path in got if path not in frozen)
+
+
+# -- the layers in a model that is not a ViT
+
+
+def test_blocks_in_another_model_keep_their_flags(tmp_path):
+    """Keras alone loses them, even of a block that is frozen as a whole."""
+    vit = freeze_some(ViT(KINDS["patch_norm"]))
+    features = vit.features()
+    model = keras.Model(features.input, keras.layers.Dense(2, name="new")(features.output))
+    wanted = flags(model)
+    model.save(tmp_path / "m.keras")
+    for again in (
+        keras.saving.load_model(tmp_path / "m.keras"),
+        keras.models.model_from_json(model.to_json()),
+        keras.models.clone_model(model),
+    ):
+        assert flags(again) == wanted
+    assert flags(keras.models.clone_model(vit)) == flags(vit)
+
+
+def test_a_frozen_backbone_in_another_model_stays_frozen(tmp_path):
+    features = ViT(TINY).features()
+    features.trainable = False
+    model = keras.Model(features.input, keras.layers.Dense(2, name="new")(features.output))
+    model.save(tmp_path / "m.keras")
+    again = keras.saving.load_model(tmp_path / "m.keras")
+    assert [v.path for v in again.trainable_weights] == ["new/kernel", "new/bias"]
+    assert flags(again) == flags(model)
+
+
+@pytest.mark.parametrize("part", ["query", "attention_output", "key_norm"])
+def test_attention_keeps_the_flags_of_what_it_builds(part):
+    layer = layers.MultiHeadAttention(2, 3, qk_norm=True, name="a")
+    x = np.ones((1, 4, 6), "float32")
+    layer(x, x)
+    sub = next(p for p in layer._flatten_layers() if p.name == part)
+    sub.trainable = False
+    config = json.loads(json.dumps(layer.get_config()))
+    assert config["trainable_parts"] == {part: False}
+    again = layers.MultiHeadAttention.from_config(config)
+    assert again.get_config()["trainable_parts"] == {part: False}  # before it is built, too
+    again(x, x)
+    assert flags(again) == flags(layer)
+    assert again.get_config() == layer.get_config()

@@ -3,11 +3,12 @@
 import keras
 from keras import ops
 
+from keras_vit.layers.composite import Composite
 from keras_vit.layers.layer_norm import LayerNormalization
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class MultiHeadAttention(keras.layers.MultiHeadAttention):
+class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     """`keras.layers.MultiHeadAttention` with a float32 softmax, faster products and q/k norms.
 
     Shapes: B batch, T tokens, D width, h heads, d key_dim.
@@ -76,6 +77,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         if self.qk_norm:
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
+        self._restore_trainable()
 
     def _make_output_dense(self, query_shape, common_kwargs, name=None):
         qkv_bias = self._use_bias

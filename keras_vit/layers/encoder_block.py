@@ -6,13 +6,14 @@ import keras
 from keras import ops
 
 from keras_vit.layers.attention import MultiHeadAttention
+from keras_vit.layers.composite import Composite
 from keras_vit.layers.layer_norm import LayerNormalization
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class EncoderBlock(keras.layers.Layer):
+class EncoderBlock(Composite):
     """Self-attention and an MLP, each with a LayerNorm and a residual connection.
 
     Shapes: B batch, T tokens, D width, h heads.
@@ -148,6 +149,7 @@ class EncoderBlock(keras.layers.Layer):
             self.attention_scale.build(input_shape)
             self.mlp_scale.build(input_shape)
         self.built = True
+        self._restore_trainable()
 
     def call(self, x, training=None, return_attention_scores=False):
         pre = self.block_norm == "pre"

@@ -5,9 +5,11 @@ import math
 import keras
 from keras import ops
 
+from keras_vit.layers.composite import Composite
+
 
 @keras.saving.register_keras_serializable("keras_vit")
-class MLP(keras.layers.Layer):
+class MLP(Composite):
     """Two Dense layers with a GELU between them, on each token alone.
 
     Shapes: B batch, T tokens, D width, M hidden size.
@@ -64,6 +66,7 @@ class MLP(keras.layers.Layer):
         self.dense_1.build((None, input_shape[-1]))
         self.dense_2.build((None, self.hidden_dim))
         self.built = True
+        self._restore_trainable()
 
     def call(self, x, training=None):
         shape = ops.shape(x)

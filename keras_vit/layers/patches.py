@@ -3,11 +3,12 @@
 import keras
 from keras import ops
 
+from keras_vit.layers.composite import Composite
 from keras_vit.layers.layer_norm import LayerNormalization
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class Patches(keras.layers.Layer):
+class Patches(Composite):
     """Cuts an image into patches and projects each of them to a token.
 
     Shapes: B batch, H x W pixels, C channels, P x P patch, N patches, D width.
@@ -89,6 +90,7 @@ class Patches(keras.layers.Layer):
             self.norm_before.build((None, None, ph * pw * input_shape[-1]))
             self.norm_after.build((None, None, self.width))
         self.built = True
+        self._restore_trainable()
 
     def call(self, images):
         if self.norm:

@@ -22,8 +22,8 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
 
     "timm" and "huggingface" are folders with `config.json` and `model.safetensors`; "google" and
     "big_vision" are one .npz, "torchvision" and "vit_pytorch" one .safetensors file. Weights are
-    written in float32. What the format's own code cannot compute is an error, and nothing is
-    written.
+    written in float32. `trainable` flags are not, as in Keras' `.weights.h5`; `model.save` keeps
+    them. What the format's own code cannot compute is an error, and nothing is written.
 
     Args:
         model: A `ViT` without LoRA and quantisation.
