@@ -66,8 +66,10 @@ class ViT(keras.Model):
             )
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         images = keras.Input(config.input_shape, name="images")
-        outputs = _head(_pool(_encode(images, config, policy), config, policy), config, policy)
-        super().__init__(inputs=images, outputs=outputs, name=name)
+        z = _embed(images, config, policy)  # Eq. 1
+        z = _encode(z, config, policy)  # Eq. 2 and 3
+        y = _pool(z, config, policy)  # Eq. 4
+        super().__init__(inputs=images, outputs=_head(y, config, policy), name=name)
         self.trainable = trainable  # Keras' constructor would not hand it on to the layers
         self.config = config
         self.dtype_policy = policy
@@ -240,9 +242,9 @@ class ViT(keras.Model):
         return model
 
 
-def _encode(images, config: ViTConfig, policy):
-    """Images to the last sequence of tokens, Eq. 1 to 3 and the last LayerNorm."""
-    x = layers.Patches(
+def _embed(images, config: ViTConfig, policy):
+    """Eq. 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, and the register tokens."""
+    z = layers.Patches(
         config.width,
         config.patch_size,
         norm=config.patch_norm,
@@ -250,40 +252,45 @@ def _encode(images, config: ViTConfig, policy):
         dtype=policy,
         name="patches",
     )(images)  # (B, N, D)
-    tokens = layers.ClassToken(dtype=policy, name="class_token") if config.class_token else None
-    if tokens is not None and config.class_row:
-        x = tokens(x)  # (B, 1 + N, D)
+    class_token = layers.ClassToken(dtype=policy, name="class_token")
+    if config.class_row:
+        z = class_token(z)  # (B, 1 + N, D)
     if config.position_embedding != "none":
-        x = layers.PositionEmbedding(
+        z = layers.PositionEmbedding(
             config.grid,
             kind=config.position_embedding,
             class_row=config.class_row,
             dtype=policy,
             name="position_embedding",
-        )(x)
-    if tokens is not None and not config.class_row:
-        x = tokens(x)  # (B, 1 + N, D)
+        )(z)
+    if config.class_token and not config.class_row:
+        z = class_token(z)  # (B, 1 + N, D)
     if config.num_registers:
-        x = layers.ClassToken(
+        z = layers.ClassToken(
             num_tokens=config.num_registers,
             index=int(config.class_token),
             # Equal registers would stay equal for ever.
             initializer=keras.initializers.RandomNormal(stddev=1e-6),
             dtype=policy,
             name="registers",
-        )(x)  # (B, T, D)
+        )(z)  # (B, T, D)
     if config.patch_dropout:
-        x = layers.PatchDropout(
+        z = layers.PatchDropout(
             config.patch_dropout,
             num_prefix_tokens=config.num_prefix_tokens,
             dtype=policy,
             name="patch_dropout",
-        )(x)
+        )(z)
     if config.dropout:
-        x = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")(x)
+        z = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")(z)
+    return z
+
+
+def _encode(z, config: ViTConfig, policy):
+    """Eq. 2 and 3, once a block; stochastic depth rises linearly from the first to the last."""
     rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
     for i, drop_path in enumerate(rates):
-        x = layers.EncoderBlock(
+        z = layers.EncoderBlock(
             config.width,
             config.num_heads,
             config.mlp_dim,
@@ -299,50 +306,46 @@ def _encode(images, config: ViTConfig, policy):
             drop_path=drop_path,
             dtype=policy,
             name=f"encoder_block_{i}",
-        )(x)  # (B, T, D)
-    return _norm(config, policy)(x) if config.final_norm == "before_pooling" else x
+        )(z)  # (B, T, D)
+    return z
 
 
-def _pool(x, config: ViTConfig, policy):
-    """Tokens to what the head reads, Eq. 4."""
+def _pool(z, config: ViTConfig, policy):
+    """Eq. 4: y = LN(z_L^0), or LN and a mean of tokens in either order."""
+    norm = layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
+    y = norm(z) if config.final_norm == "before_pooling" else z  # (B, T, D)
     if config.pooling is not None:
-        x = layers.Pooling(
+        y = layers.Pooling(
             config.pooling,
             num_prefix_tokens=config.num_prefix_tokens,
             dtype=policy,
             name="pooling",
-        )(x)  # (B, D)
-    if config.final_norm == "after_pooling":
-        x = _norm(config, policy)(x)
+        )(y)  # (B, D)
+    return norm(y) if config.final_norm == "after_pooling" else y
+
+
+def _head(y, config: ViTConfig, policy):
+    """The representation and its logits, Section 3.1; logits are in at least float32."""
     if config.representation_size is not None:
-        x = keras.layers.Dense(
+        y = keras.layers.Dense(
             config.representation_size, activation="tanh", dtype=policy, name="pre_logits"
-        )(x)  # (B, R)
-    return x
-
-
-def _head(x, config: ViTConfig, policy):
-    """Features to logits, in at least float32."""
+        )(y)  # (B, R)
     if not config.num_classes:
-        return x
+        return y
     if config.head_init == "zeros":
         kernel = keras.initializers.Zeros()
     else:
         kernel = keras.initializers.TruncatedNormal(stddev=0.02)
-    quantised = isinstance(policy, keras.dtype_policies.DTypePolicyMap) and "head" in policy
+    quantized = isinstance(policy, keras.dtype_policies.DTypePolicyMap) and "head" in policy
     exact = keras.backend.result_type(policy.variable_dtype, "float32")
     return keras.layers.Dense(
         config.num_classes,
         activation=config.classifier_activation,
         kernel_initializer=kernel,
         bias_initializer=keras.initializers.Constant(config.head_bias),
-        dtype=policy if quantised else exact,
+        dtype=policy if quantized else exact,
         name="head",
-    )(x)  # (B, K)
-
-
-def _norm(config: ViTConfig, policy):
-    return layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
+    )(y)  # (B, K)
 
 
 def _resample(path: str, value, old: ViTConfig, new: ViTConfig):

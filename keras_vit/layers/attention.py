@@ -80,13 +80,16 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         self._restore_trainable()
 
     def _make_output_dense(self, query_shape, common_kwargs, name=None):
-        qkv_bias = self._use_bias
-        if self.output_bias is not None:
-            self._use_bias = self.output_bias
-        try:
+        if self.output_bias is None:
             return super()._make_output_dense(query_shape, common_kwargs, name)
-        finally:
-            self._use_bias = qkv_bias
+        free = "abc"[: len(query_shape) - 1]  # the axes in front of the heads
+        return keras.layers.EinsumDense(
+            f"{free}hd,hdo->{free}o",
+            output_shape=(*[None] * (len(free) - 1), query_shape[-1]),
+            bias_axes="o" if self.output_bias else None,
+            name=name,
+            **common_kwargs,
+        )
 
     def call(
         self,

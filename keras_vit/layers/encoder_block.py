@@ -121,15 +121,22 @@ class EncoderBlock(Composite):
         self.attention_dropout_layer = keras.layers.Dropout(dropout, dtype=policy, name="dropout")
         self.mlp_norm = self._norm("mlp_norm")
         self.mlp = MLP(mlp_dim, width, gelu=gelu, dropout=dropout, dtype=policy, name="mlp")
-        if layer_scale is not None:
-            self.attention_scale = LayerScale(layer_scale, dtype=policy, name="attention_scale")
-            self.mlp_scale = LayerScale(layer_scale, dtype=policy, name="mlp_scale")
+        self.attention_scale = self._scale("attention_scale")
+        self.mlp_scale = self._scale("mlp_scale")
         # A Dropout whose mask has one entry an image is stochastic depth.
         self.attention_drop_path = self._drop_path("attention_drop_path")
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
+        pre = block_norm == "pre"
+        # Where the LayerNorms act: before each branch, or after each sum.
+        self._before, self._after = (_normed, _skipped) if pre else (_skipped, _normed)
 
     def _norm(self, name):
         return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+
+    def _scale(self, name):
+        if self.layer_scale is None:
+            return _unscaled
+        return LayerScale(self.layer_scale, dtype=self.dtype_policy, name=name)
 
     def _drop_path(self, name):
         return keras.layers.Dropout(
@@ -152,28 +159,18 @@ class EncoderBlock(Composite):
         self._restore_trainable()
 
     def call(self, x, training=None, return_attention_scores=False):
-        pre = self.block_norm == "pre"
+        z = self._before(self.attention_norm, x)  # (B, T, D)
+        z = self.attention(z, z, training=training, return_attention_scores=return_attention_scores)
+        z, scores = z if return_attention_scores else (z, None)
+        z = self.attention_scale(self.attention_dropout_layer(z, training=training))
+        x = ops.add(x, self.attention_drop_path(z, training=training))  # Eq. 2
+        x = self._after(self.attention_norm, x)
 
-        z = self.attention_norm(x) if pre else x  # (B, T, D)
-        z, scores = self._attend(z, training, return_attention_scores)
-        x = ops.add(x, z)  # (B, T, D), Eq. 2
-        x = x if pre else self.attention_norm(x)
-
-        z = self.mlp(self.mlp_norm(x) if pre else x, training=training)  # (B, T, D)
-        z = self.mlp_scale(z) if self.layer_scale is not None else z
-        x = ops.add(x, self.mlp_drop_path(z, training=training))  # (B, T, D), Eq. 3
-        x = x if pre else self.mlp_norm(x)
+        z = self.mlp(self._before(self.mlp_norm, x), training=training)  # (B, T, D)
+        z = self.mlp_scale(z)
+        x = ops.add(x, self.mlp_drop_path(z, training=training))  # Eq. 3
+        x = self._after(self.mlp_norm, x)
         return (x, scores) if return_attention_scores else x
-
-    def _attend(self, x, training, return_attention_scores):
-        scores = None
-        if return_attention_scores:
-            x, scores = self.attention(x, x, training=training, return_attention_scores=True)
-        else:
-            x = self.attention(x, x, training=training)
-        x = self.attention_dropout_layer(x, training=training)
-        x = self.attention_scale(x) if self.layer_scale is not None else x
-        return self.attention_drop_path(x, training=training), scores
 
     def compute_output_spec(self, x, training=None, return_attention_scores=False):
         tokens = keras.KerasTensor(x.shape, dtype=self.compute_dtype)
@@ -200,3 +197,15 @@ class EncoderBlock(Composite):
             "attention_dropout": self.attention_dropout,
             "drop_path": self.drop_path,
         }
+
+
+def _normed(norm, x):
+    return norm(x)
+
+
+def _skipped(norm, x):
+    return x
+
+
+def _unscaled(z):
+    return z
