@@ -14,8 +14,9 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.weights import adapt, arrays, own
+from keras_vit.weights import adapt, arrays, own, stated
 from keras_vit.weights.declared import mismatch
+from keras_vit.weights.formats import recognise
 from keras_vit.weights.own import CONFIG, METADATA, read_json
 from keras_vit.weights.plan import Plan, make_plan
 from keras_vit.weights.safetensors_files import parse_object
@@ -198,11 +199,13 @@ def _fetch(source: str | os.PathLike) -> Path:
 
 
 def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
-    stated = {}
+    recognise(file.shapes)  # first: of another kind of model the JSON files state other things
+    fields = {}
     if METADATA in file.metadata:
-        stated = parse_object(file.path, file.metadata[METADATA].encode())
+        fields = parse_object(file.path, file.metadata[METADATA].encode())
+        stated.vit_config(file.path, fields)
     config, pixels = _json_beside(file, path)
-    return make_plan(file.shapes, given, config=config, pixels=pixels, stated=stated)
+    return make_plan(file.shapes, given, config=config, pixels=pixels, stated=fields)
 
 
 def _json_beside(file: arrays.Arrays, path: Path) -> tuple[dict, dict]:
@@ -210,7 +213,10 @@ def _json_beside(file: arrays.Arrays, path: Path) -> tuple[dict, dict]:
     folder = path if path.is_dir() else file.path.parent
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
         return {}, {}
-    return read_json(folder / CONFIG), read_json(folder / PIXELS)
+    found = {name: read_json(folder / name) for name in (CONFIG, PIXELS)}
+    for name, content in found.items():
+        stated.check(folder / name, content)
+    return found[CONFIG], found[PIXELS]
 
 
 def _parameters(config: ViTConfig) -> int:
