@@ -14,18 +14,19 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Part of the package: the parts of the package it may import.
 ARROWS = {
+    "paths": set(),
     "resample": set(),
     "config": {"resample"},
     "layers": {"layers"},
     "model": {"config", "layers", "resample"},
     "variants": {"config", "model", "weights"},
     "preprocessing": {"config"},
-    "weights": {"config", "model", "preprocessing", "resample", "variants", "weights"},
+    "weights": {"config", "model", "paths", "preprocessing", "resample", "variants", "weights"},
     "runs": set(),
-    "runtime": {"config", "model", "preprocessing", "runtime", "weights"},
-    "export": {"config", "export", "model", "preprocessing", "runtime"},
+    "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
+    "export": {"config", "export", "model", "paths", "preprocessing", "runtime"},
     "pictures": {"preprocessing"},
-    "explain": {"config", "explain", "model", "pictures", "preprocessing"},
+    "explain": {"config", "explain", "model", "paths", "pictures", "preprocessing"},
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py")

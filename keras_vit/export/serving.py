@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit.export import serving_text as text
+from keras_vit.paths import as_path
 
 IMAGE = "tensorflow/serving:2.21.0"
 """The server's image. It must not be older than the TensorFlow that wrote the models."""
@@ -52,8 +53,9 @@ def write_serving_config(
 
     >>> write_serving_config("savedmodels/flowers")
     """
-    folders = [models] if isinstance(models, str | os.PathLike) else list(models)
-    folders = [Path(os.path.abspath(folder)) for folder in folders]
+    if models is None or isinstance(models, str | os.PathLike | int):
+        models = [models]
+    folders = [Path(os.path.abspath(as_path("models", folder))) for folder in models]
     target, places = _places(folders, out)
     numbers = {
         "max_batch_size": max_batch_size,

@@ -20,7 +20,7 @@ import keras
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
 from keras_vit.weights.declared import mismatch, refusal, refused_as
-from keras_vit.weights.own import CONFIG, MAX_JSON, check_demand, read_json
+from keras_vit.weights.own import CONFIG, MAX_JSON, check_demand
 from keras_vit.weights.safetensors_files import parse_object
 from keras_vit.weights.shapes import weight_shapes
 from keras_vit.weights.stated import vit_config
@@ -38,7 +38,7 @@ BROKEN = (
 def check_keras(path: str | os.PathLike) -> None:
     """Raises `ValueError` unless the file holds a `ViT` and an array for each of its weights."""
     path = Path(path)
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"path must be a .keras file. Received: path={str(path)!r}")
     with _opened(path) as (content, file, size):
         config = _vit_config(path, content)
@@ -87,13 +87,6 @@ def _is_plain(policy: Any) -> bool:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[dict[str, Any], BinaryIO, int]]:
     """The object in config.json; and the weights as a file, with its size."""
-    if path.is_dir():  # what `model.save(path, zipped=False)` writes
-        weights = path / WEIGHTS
-        if not weights.is_file():
-            raise refusal(path, f"hold {WEIGHTS}")
-        with weights.open("rb") as file:
-            yield read_json(path / CONFIG), file, weights.stat().st_size
-        return
     with path.open("rb") as file:
         with refused_as(path, "be a whole .keras file", BROKEN):
             archive = zipfile.ZipFile(file)

@@ -14,8 +14,9 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
+from keras_vit.paths import as_path, is_path
 from keras_vit.weights import adapt, arrays, own, stated
-from keras_vit.weights.declared import mismatch
+from keras_vit.weights.declared import Refused, mismatch
 from keras_vit.weights.formats import recognise
 from keras_vit.weights.own import CONFIG, METADATA, read_json
 from keras_vit.weights.plan import Plan, make_plan
@@ -125,7 +126,8 @@ def from_variant(
     """
     from keras_vit.weights import known
 
-    if not Path(weights).exists() and known.find(f"{variant}.{weights}"):
+    path = as_path("weights", weights)
+    if not path.exists() and known.find(f"{variant}.{weights}"):
         weights = f"{variant}.{weights}"
     path = _fetch(weights)
     sizes = size if own.weights_h5(path) is not None else {}  # which states none of its own
@@ -159,7 +161,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
     >>> inspect("ViT-B_16.npz").config.image_size
     (224, 224)
     """
-    path = Path(path)
+    path = as_path("path", path)
     if (weights := own.weights_h5(path)) is not None:
         config, shapes = own.read(weights, config_fields)
         return Checkpoint(
@@ -191,7 +193,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
 
 
 def _fetch(source: str | os.PathLike) -> Path:
-    if Path(source).exists():
+    if is_path(source) and Path(source).exists():
         return Path(source)
     from keras_vit.weights import hub  # a network client, which a local file does not need
 
@@ -205,7 +207,10 @@ def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
         fields = parse_object(file.path, file.metadata[METADATA].encode())
         stated.vit_config(file.path, fields)
     config, pixels = _json_beside(file, path)
-    return make_plan(file.shapes, given, config=config, pixels=pixels, stated=fields)
+    try:
+        return make_plan(file.shapes, given, config=config, pixels=pixels, stated=fields)
+    except ValueError as error:
+        raise Refused(f"{error}, in {str(file.path)!r}") from error
 
 
 def _json_beside(file: arrays.Arrays, path: Path) -> tuple[dict, dict]:
