@@ -162,14 +162,13 @@ def _not_of_a_checkpoint(facts: Mapping[str, Any]) -> str:
     if facts.get("steps_per_epoch") is not None:
         numbers["steps_per_epoch"] = facts["steps_per_epoch"]
     moment = facts.get("time")
-    if type(moment) not in (int, float) or not 0 <= moment < MAX_COUNT:
+    if not isinstance(moment, int | float) or not 0 <= moment < MAX_COUNT:
         return f"time={moment!r}"
-    if not isinstance(position.get("stopped"), bool):
-        return f"position.stopped={position.get('stopped')!r}"
     for name, value in numbers.items():
         if not _is_count(value):
             return f"{name}={value!r}"
-    return ""
+    stopped = position.get("stopped")
+    return "" if isinstance(stopped, bool) else f"position.stopped={stopped!r}"
 
 
 def _is_count(value: Any) -> bool:

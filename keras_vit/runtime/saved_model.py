@@ -31,10 +31,10 @@ class SavedModelRuntime(Runtime):
             )
         super().__init__(folder, **stated(folder, self.manifest))
         self.images = self.manifest["images"]
-        self._max_batch_size = self.manifest.get("max_batch_size")
-        if type(self._max_batch_size) is not int or self._max_batch_size < 1:
-            rule = "state max_batch_size as a positive int"
-            raise refusal(folder, rule, max_batch_size=self._max_batch_size)
+        most = self.manifest.get("max_batch_size")
+        if not isinstance(most, int) or most < 1:
+            raise refusal(folder, "state max_batch_size as a positive int", max_batch_size=most)
+        self._max_batch_size = most
         self._loaded = tf.saved_model.load(os.fspath(folder))  # keeps the weights alive
         inputs = self.signature("serving_default").structured_input_signature[1]
         check_input(folder, self.config, inputs["images"].shape.as_list())
