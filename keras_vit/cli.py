@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_vit import backend, cli_explain, cli_export, cli_info, cli_predict, cli_serve, runs
+from keras_vit.paths import check_above
 from keras_vit.weights import hub, known
 
 # Keras, and what needs it, is imported by `_library`, when a command has come that far.
@@ -246,6 +247,7 @@ def _check_target(target: Path, to: Target, overwrite: bool) -> None:
         raise ValueError(
             f"target must end in .keras for format 'keras'. Received: target={str(target)!r}"
         )
+    check_above("target", target)
     # A format of one file gets its suffix where the name has none.
     named = [target, *(target.with_name(target.name + s) for s in (".npz", ".safetensors"))]
     there = [p for p in named if p.is_file() or (p.is_dir() and any(p.iterdir()))]

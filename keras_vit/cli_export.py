@@ -302,6 +302,12 @@ def _pictures_in(option: str, folder: Path) -> list[str]:
 
 
 def _lines(file: Path) -> list[str]:
+    if file.is_dir() or not file.exists():
+        found = "a folder" if file.is_dir() else "which does not exist"
+        raise ValueError(
+            "--labels must be a text file with the name of a class in each line. "
+            f"Received: {file}, {found}"
+        )
     try:
         return file.read_text(encoding="utf-8-sig").splitlines()  # Windows may put a mark in front
     except UnicodeDecodeError as error:

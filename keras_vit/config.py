@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,19 @@ BLOCK_NORMS = ("pre", "post")
 GELUS = ("exact", "tanh")
 HEAD_INITS = ("zeros", "truncated_normal")
 RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
+
+# Ceilings far above every published model. A config often comes from a file that somebody else
+# made, and a number beyond them could only fill the memory.
+MAX_SIZE = 1 << 20
+"""Of widths, heads, registers, channels, and of an image's or a patch's height and width."""
+MAX_DEPTH = 1 << 12
+"""Encoder blocks."""
+MAX_CLASSES = 1 << 24
+"""Classes; face recognition has some ten million."""
+MAX_PATCHES = 1 << 20
+"""Patches of an image: 16,384 x 16,384 pixels in patches of 16."""
+MAX_FIXED_TABLE = 1 << 28
+"""Numbers in the table of "sincos_2d", which is computed: no array of a file bounds it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +201,7 @@ class ViTConfig:
                 near = difflib.get_close_matches(name, known) or known
                 raise ValueError(
                     f"A ViTConfig field must be one of its own: did you mean {', '.join(near)}? "
-                    f"Received: {name}={fields[name]!r}"
+                    f"Received: {name[:200]}={_short(fields[name])}"
                 )
         return cls(**fields)
 
@@ -196,11 +210,14 @@ class ViTConfig:
     def _check_types(self) -> None:
         for name in ("in_channels", "width", "depth", "num_heads", "mlp_dim"):
             _require(_is_int(v := getattr(self, name)) and v > 0, name, "be a positive int", v)
+            _at_most(MAX_DEPTH if name == "depth" else MAX_SIZE, name, v)
         for name in ("num_classes", "num_registers"):
             _require(_is_int(v := getattr(self, name)) and v >= 0, name, "be an int >= 0", v)
+            _at_most(MAX_CLASSES if name == "num_classes" else MAX_SIZE, name, v)
         for name in ("head_dim", "representation_size"):
             v = getattr(self, name)
             _require(v is None or (_is_int(v) and v > 0), name, "be None or a positive int", v)
+            _at_most(MAX_SIZE, name, v or 0)
         for name in ("qkv_bias", "qk_norm", "class_token", "patch_norm", "position_class_row"):
             v = getattr(self, name)
             _require(isinstance(v, bool), name, "be True or False", v)
@@ -247,6 +264,20 @@ class ViTConfig:
             all(s % p == 0 for s, p in zip(self.image_size, self.patch_size, strict=True)),
             "image_size",
             f"be a multiple of patch_size={self.patch_size} in height and width",
+            self.image_size,
+        )
+        patches = self.num_patches
+        _require(
+            patches <= MAX_PATCHES,
+            "image_size",
+            f"have at most {MAX_PATCHES} patches of patch_size={self.patch_size}",
+            self.image_size,
+        )
+        _require(
+            self.position_embedding != "sincos_2d" or patches * self.width <= MAX_FIXED_TABLE,
+            "image_size",
+            f"have at most {MAX_FIXED_TABLE} / width={self.width} patches for "
+            "position_embedding='sincos_2d'",
             self.image_size,
         )
         for kind, divisor in (("learned_2d", 2), ("sincos_2d", 4)):
@@ -310,7 +341,19 @@ class ViTConfig:
 
 def _require(condition: bool, name: str, rule: str, value: Any) -> None:
     if not condition:
-        raise ValueError(f"{name} must {rule}. Received: {name}={value!r}")
+        raise ValueError(f"{name} must {rule}. Received: {name}={_short(value)}")
+
+
+def _at_most(ceiling: int, name: str, value: int) -> None:
+    _require(value <= ceiling, name, f"be at most {ceiling}", value)
+
+
+def _short(value: Any) -> str:
+    """A value for an error; cut, because a file may state one of any length and depth."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 200
+    short.maxlist = short.maxtuple = short.maxdict = 12
+    return short.repr(value)
 
 
 def _is_int(value: Any) -> bool:
@@ -331,4 +374,5 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
         "be a positive int or a (height, width) pair of them",
         value,
     )
+    _at_most(MAX_SIZE, name, max(pair))
     return (pair[0], pair[1])

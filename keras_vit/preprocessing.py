@@ -7,7 +7,7 @@ centre and compute `(pixel / 255 - mean) / std`. `check_normalized` is for what 
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -45,6 +45,8 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     >>> images = keras_vit.preprocessing.preprocess(PIL.Image.open("cat.jpg"), model.config)
     >>> model.predict(images)
     """
+    if not isinstance(config, ViTConfig):
+        raise ValueError(f"config must be a ViTConfig. Received: config={config!r}")
     arrays = [_pixels(image, config) for image in _as_list(images)]
     _check_range(arrays, config, rescale)
     batch = np.stack([_resize(array, config) for array in arrays])
@@ -152,6 +154,10 @@ class Preprocessing(keras.layers.Rescaling):
     """
 
     def __init__(self, config, **kwargs):
+        if not isinstance(config, ViTConfig | Mapping):
+            raise ValueError(
+                f"config must be a ViTConfig or a dict of its fields. Received: config={config!r}"
+            )
         self.config = config if isinstance(config, ViTConfig) else ViTConfig.from_dict(config)
         mean, std = (
             np.broadcast_to(np.asarray(v, "float64"), self.config.in_channels)

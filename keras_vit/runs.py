@@ -33,6 +33,8 @@ except ImportError:  # Windows: there is no such lock, so nobody can be asked
 RECIPE, LOG, MODEL, RESULTS = "recipe.json", "log.jsonl", "model.keras", "results.json"
 CHECKPOINTS, LOCK = "checkpoints", "lock"
 ARRAYS, FACTS, MANIFEST = "state.safetensors", "state.json", "MANIFEST.json"
+MAX_COUNT = 1 << 40
+"""What no number of steps, or of seconds since 1970, reaches."""
 NAME = re.compile(r"ckpt-(\d+)")
 
 
@@ -74,6 +76,10 @@ def read(folder: str | os.PathLike) -> dict[str, Any]:
     except NotADirectoryError as error:
         problems.append(str(error))
         found = []
+    for entry, facts in found:
+        if entry["whole"] and (wrong := _not_of_a_checkpoint(facts)):
+            problem = f"{Path(entry['path'], FACTS)} must be of a checkpoint. Received: {wrong}"
+            entry.update(whole=False, problem=problem)
     problems += [entry["problem"] for entry, _ in found if not entry["whole"]]
     facts = next((facts for entry, facts in reversed(found) if entry["whole"]), None)
     if process is not None:
@@ -87,9 +93,10 @@ def read(folder: str | os.PathLike) -> dict[str, Any]:
     position = None
     steps = recipe.get("run", {}).get("steps")
     if facts is not None:
-        position = {**facts["position"], "steps_per_epoch": facts["steps_per_epoch"]}
-        extra = facts["extra"] if isinstance(facts["extra"], dict) else {}
-        steps = extra.get("steps", steps)
+        position = {**facts["position"], "steps_per_epoch": facts.get("steps_per_epoch")}
+        extra = facts.get("extra")
+        if isinstance(extra, dict) and _is_count(extra.get("steps")):
+            steps = extra["steps"]
     names = sorted(path.name for path in (folder / CHECKPOINTS).glob("ckpt-*.*"))
     return {
         "path": str(folder),
@@ -127,7 +134,7 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path} cannot be read: {error}")
         return None
     if not isinstance(found, dict):
@@ -145,7 +152,27 @@ def _not_of_a_recipe(found: Mapping[str, Any]) -> str:
     config, steps = sections["model"].get("config", {}), sections["run"].get("steps")
     if not isinstance(config, dict):
         return f"model.config={config!r}"
-    return "" if isinstance(steps, (int, type(None))) else f"run.steps={steps!r}"
+    return "" if steps is None or _is_count(steps) else f"run.steps={steps!r}"
+
+
+def _not_of_a_checkpoint(facts: Mapping[str, Any]) -> str:
+    """What is not as in a state.json of `training`; empty where all is."""
+    position = facts["position"]
+    numbers = {f"position.{k}": position.get(k) for k in ("step", "epoch", "step_in_epoch")}
+    if facts.get("steps_per_epoch") is not None:
+        numbers["steps_per_epoch"] = facts["steps_per_epoch"]
+    moment = facts.get("time")
+    if not isinstance(moment, int | float) or not 0 <= moment < MAX_COUNT:
+        return f"time={moment!r}"
+    for name, value in numbers.items():
+        if not _is_count(value):
+            return f"{name}={value!r}"
+    stopped = position.get("stopped")
+    return "" if isinstance(stopped, bool) else f"position.stopped={stopped!r}"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MAX_COUNT
 
 
 def _read_log(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -157,7 +184,7 @@ def _read_log(path: Path, problems: list[str]) -> dict[str, Any]:
     for number, line in enumerate(text.split("\n")[:-1], 1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{path} cannot be read in line {number}: {error}")
             continue
         if isinstance(row, dict):
@@ -184,7 +211,10 @@ def check(path: Path, hashes: bool = True) -> None:
         # Nothing but what was written passes, so no bit of the manifest itself may change.
         intact = manifest_text(files) == text and files.keys() == {ARRAYS, FACTS}
         intact = intact and all(file.keys() == {"size", "sha256"} for file in files.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        *(OSError, ValueError, RecursionError),
+        *(KeyError, TypeError, AttributeError),
+    ) as error:
         raise BrokenSnapshotError(f"{manifest} cannot be read: {error}") from error
     if not intact:
         raise BrokenSnapshotError(f"{manifest} is not as it was written")
@@ -276,7 +306,8 @@ def _listing(folder, hashes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
             break
     # The newest whole one knows which is the best.
     whole = (facts for entry, facts in reversed(found) if entry["whole"])
-    best = (next(whole, {}).get("best") or {}).get("step")
+    best = next(whole, {}).get("best")
+    best = best.get("step") if isinstance(best, dict) else None
     return [({**entry, "best": entry["step"] == best}, facts) for entry, facts in found]
 
 
@@ -286,7 +317,7 @@ def _describe(path: Path, hashes: bool) -> tuple[dict[str, Any], dict[str, Any]]
     try:
         check(path, hashes)
         facts = read_facts(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problem = str(error)
     try:
         files = path.iterdir() if path.is_dir() else [path]

@@ -101,6 +101,15 @@ def test_info_says_what_it_is(run, folder):
     assert said["pixels"] == "bilinear to 24 x 16; (pixel / 255 - 0.5) / 0.5"
 
 
+def test_info_refuses_absurd_numbers(run, folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"]["num_heads"] = 2**40
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    code, out, err = run("info", tmp_path)
+    assert (code, out) == (1, "") and "model_args.num_heads=1099511627776" in err
+
+
 def test_info_json_has_the_config(run, model, folder):
     code, out, _ = run("info", folder, "--json")
     facts = json.loads(out)
@@ -171,6 +180,12 @@ def test_convert_does_not_overwrite(run, folder, tmp_path):
         assert code == 1 and "target must not exist, or --overwrite" in err
         assert run(*arguments, "--overwrite")[0] == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b.safetensors"]
+
+
+def test_convert_names_a_target_that_leads_through_a_file(run, folder, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = run("convert", folder, tmp_path / "file" / "x", "--format", "timm")
+    assert code == 1 and f"target must be in a folder, and {tmp_path / 'file'} is a file" in err
 
 
 def test_convert_writes_nothing_where_it_fails(run, folder, tmp_path):

@@ -14,18 +14,19 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Part of the package: the parts of the package it may import.
 ARROWS = {
+    "paths": set(),
     "resample": set(),
     "config": {"resample"},
     "layers": {"layers"},
     "model": {"config", "layers", "resample"},
     "variants": {"config", "model", "weights"},
     "preprocessing": {"config"},
-    "weights": {"config", "model", "preprocessing", "resample", "variants", "weights"},
+    "weights": {"config", "model", "paths", "preprocessing", "resample", "variants", "weights"},
     "runs": set(),
-    "runtime": {"config", "model", "preprocessing", "runtime", "weights"},
-    "export": {"config", "export", "model", "preprocessing", "runtime"},
+    "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
+    "export": {"config", "export", "model", "paths", "preprocessing", "runtime"},
     "pictures": {"preprocessing"},
-    "explain": {"config", "explain", "model", "pictures", "preprocessing"},
+    "explain": {"config", "explain", "model", "paths", "pictures", "preprocessing"},
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py")
@@ -87,6 +88,18 @@ def test_public_names_are_all_there():
     assert len(set(keras_vit.__all__)) == len(keras_vit.__all__)
     for name in keras_vit.__all__:
         assert getattr(keras_vit, name).__doc__, name
+    assert set(keras_vit.__all__) | {"__version__"} <= set(dir(keras_vit))
+    assert set(keras_vit._LATER) <= set(keras_vit.__all__)
+    everything: dict = {}
+    exec("from keras_vit import *", everything)
+    assert set(keras_vit.__all__) <= everything.keys()
+
+
+def test_lazy_names_are_listed_before_they_are_used():
+    code = "import keras_vit; assert 'export_onnx' not in vars(keras_vit); print(dir(keras_vit))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all(f"'{name}'" in done.stdout for name in ("export_onnx", "from_pretrained", "explain"))
 
 
 def test_version_is_the_one_of_the_distribution():

@@ -167,6 +167,8 @@ def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
         (runs.RECIPE, '{"run": null}', "recipe.json must be a recipe. Received: run=None"),
         (runs.RECIPE, '{"model": {"config": 5}}', "must be a recipe. Received: model.config=5"),
         (runs.RECIPE, '{"run": {"steps": "x"}}', "must be a recipe. Received: run.steps='x'"),
+        (runs.RECIPE, '{"run": {"steps": 1e999}}', "must be a recipe. Received: run.steps=inf"),
+        (runs.RECIPE, "[" * 10**5, "recipe.json cannot be read"),
     ],
 )
 def test_runs_names_other_damaged_files(folder, info, name, text, message):
@@ -175,6 +177,30 @@ def test_runs_names_other_damaged_files(folder, info, name, text, message):
     assert code == 1 and [message in problem for problem in json.loads(out)["problems"]] == [True]
     code, out = info(folder)
     assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"time": 1e300}, "time=1e+300"),
+        ({"time": "now"}, "time='now'"),
+        ({"steps_per_epoch": "4"}, "steps_per_epoch='4'"),
+        ({"position": {"step": 11, "epoch": 10**30, "step_in_epoch": 0}}, "position.epoch=1000"),
+        ({"position": {"step": 11, "epoch": 2, "step_in_epoch": None}}, "step_in_epoch=None"),
+    ],
+)
+def test_runs_names_a_state_of_absurd_numbers(folder, info, changes, message):
+    """Its hashes are right: whoever made it wrote the manifest, too."""
+    path = folder / runs.CHECKPOINTS / "ckpt-000011"
+    facts = json.loads((path / runs.FACTS).read_text())
+    (path / runs.FACTS).write_text(json.dumps({**facts, **changes}))
+    files = {name: runs.measure(path / name) for name in (runs.ARRAYS, runs.FACTS)}
+    (path / runs.MANIFEST).write_text(runs.manifest_text(files))
+    code, out = info(folder, "--json")
+    found = json.loads(out)
+    assert code == 1 and [message in problem for problem in found["problems"]] == [True]
+    assert found["position"]["step"] == 8
+    assert info(folder)[0] == 1
 
 
 def test_runs_names_what_is_in_the_place_of_a_folder_or_a_file(folder, info):

@@ -150,6 +150,17 @@ def test_open_takes_the_highest_version_of_an_export(model, tmp_path):
     with pytest.raises(ValueError, match="path must be an export with a MANIFEST.json"):
         runtime.open(tmp_path / "9")
 
+    for changes, message in (
+        ({"config": {**content["config"], "depth": 10**9}}, "depth must be at most 4096"),
+        ({"config": {**content["config"], "image_size": [48, 16]}}, "take images of the size in"),
+        ({"max_batch_size": "9"}, "state max_batch_size as a positive int"),
+        ({"labels": ["cat"]}, "state labels as 3 strings"),
+        ({"files": [1]}, "state files as an object of objects"),
+    ):
+        manifest.write_text(json.dumps({**content, **changes}))
+        with pytest.raises(ValueError, match=message):
+            runtime.open(tmp_path / "9")
+
     manifest.write_text(json.dumps(content))
     labels = tmp_path / "9" / "assets" / "labels.txt"
     labels.write_text(labels.read_text("utf-8").replace("cat", "dog"), "utf-8")

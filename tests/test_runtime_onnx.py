@@ -74,3 +74,23 @@ def test_onnx_runtime_says_what_it_cannot_open(path, tmp_path):
     for wrong in (0, True, 1.5):
         with pytest.raises(ValueError, match="num_threads must be"):
             OnnxRuntime(path, num_threads=wrong)
+
+
+def test_onnx_file_that_states_absurd_numbers_is_refused(model, path, tmp_path):
+    import json
+
+    import onnx
+
+    changed = tmp_path / "x.onnx"
+    fields = model.config.to_dict()
+    for config, message in (
+        ({**fields, "width": 2**31}, "width must be at most .* as '.*x.onnx' states"),
+        ({**fields, "image_size": [4096, 4096]}, r"images of the size in its config, \(4096"),
+        ([], "state its config as an object"),
+    ):
+        file = onnx.load(path)
+        (entry,) = (p for p in file.metadata_props if p.key == "keras_vit")
+        entry.value = json.dumps({**json.loads(entry.value), "config": config})
+        onnx.save(file, changed)
+        with pytest.raises(ValueError, match=message):
+            runtime.open(changed)

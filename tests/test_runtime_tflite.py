@@ -151,3 +151,25 @@ def test_missing_litert_is_named(write, monkeypatch):
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     with pytest.raises(ImportError, match="ai-edge-litert must be installed"):
         TFLiteRuntime(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"depth": 4096', '"depth": 9999', "depth must be at most 4096. Received: depth=9999"),
+        ('"image_size": [24, 16]', '"image_size": [88, 16]', r"in its config, \(88, 16, 3\)"),
+        ('"labels": null, "act', '"labels": 1234, "act', "state labels as 3 strings"),
+        ('"images": "float32"', '"images": "floatXX"', "state images as one of"),
+        ('"output": "logits"', '"output": "absurd"', "state output as one of"),
+    ],
+)
+def test_tflite_file_that_states_absurd_things_is_refused(write, tmp_path, old, new, message):
+    config = same_model("paper").config.replace(depth=4096).to_dict()
+    path, _ = write("stated", config=config)
+    content = path.read_bytes()
+    assert runtime.open(path).config.depth == 4096  # of which nothing is made
+    assert content.count(old.encode()) == 1 and len(old) == len(new)
+    changed = tmp_path / "x.tflite"
+    changed.write_bytes(content.replace(old.encode(), new.encode()))
+    with pytest.raises(ValueError, match=message):
+        runtime.open(changed)

@@ -21,6 +21,7 @@ from keras import ops
 from keras_vit.explain import attention, embeddings, gradients, tokens
 from keras_vit.explain.panels import Picture, open_picture
 from keras_vit.model import ViT
+from keras_vit.paths import as_path
 
 PAGE = Path(__file__).parent / "page"
 MOST_ATTENTION = 8 << 20
@@ -69,7 +70,7 @@ def write_report(
     tokens.check_model(model)
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
         raise ValueError(f"top_k must be a positive int. Received: top_k={top_k!r}")
-    target = Path(path)
+    target = as_path("path", path)
     if target.suffix.lower() not in (".html", ".htm") or target.is_dir():  # no picture or model
         raise ValueError(
             "path must be a file, and no folder, whose name ends in .html or .htm. "

@@ -6,10 +6,12 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from keras_vit.paths import as_path, check_above
+
 
 def check_file(path: str | os.PathLike, suffix: str, overwrite: bool) -> Path:
     """The path of a file to write, or an error before any work is done."""
-    target = Path(path)
+    target = as_path("path", path)
     if target.suffix != suffix:
         raise ValueError(f"path must end in {suffix}. Received: path={os.fspath(path)!r}")
     if target.is_dir():
@@ -18,11 +20,7 @@ def check_file(path: str | os.PathLike, suffix: str, overwrite: bool) -> Path:
         raise FileExistsError(
             f"path must not exist, or overwrite be True. Received: path={os.fspath(path)!r}"
         )
-    above = next(folder for folder in Path(os.path.abspath(target)).parents if folder.exists())
-    if not above.is_dir():
-        raise ValueError(
-            f"path must be in a folder, and {above} is a file. Received: path={os.fspath(path)!r}"
-        )
+    check_above("path", path)
     return target
 
 

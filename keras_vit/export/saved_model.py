@@ -28,6 +28,7 @@ from keras_vit.export.verify import (
     verify_files,
 )
 from keras_vit.model import ViT
+from keras_vit.paths import as_path
 from keras_vit.preprocessing import most_pixels, normalised
 from keras_vit.runtime.base import probability_function
 from keras_vit.runtime.keras_model import KerasRuntime
@@ -114,7 +115,7 @@ def export_saved_model(
     """
     check_model(model)
     arguments = {
-        "path": os.path.abspath(path),
+        "path": os.path.abspath(as_path("path", path)),
         "version": version,
         "bound": bound,
         "serving": dataclasses.asdict(

@@ -9,8 +9,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from keras_vit.export import serving_text as text
+from keras_vit.paths import as_path
 
 IMAGE = "tensorflow/serving:2.21.0"
 """The server's image. It must not be older than the TensorFlow that wrote the models."""
@@ -51,8 +53,9 @@ def write_serving_config(
 
     >>> write_serving_config("savedmodels/flowers")
     """
-    folders = [models] if isinstance(models, str | os.PathLike) else list(models)
-    folders = [Path(os.path.abspath(folder)) for folder in folders]
+    if models is None or isinstance(models, str | os.PathLike | int):
+        models = [models]
+    folders = [Path(os.path.abspath(as_path("models", folder))) for folder in models]
     target, places = _places(folders, out)
     numbers = {
         "max_batch_size": max_batch_size,
@@ -169,7 +172,7 @@ def _check_manifests(folder: Path, max_batch_size: int, image: str) -> None:
         file = folder / str(number) / "MANIFEST.json"
         if not file.is_file():  # a SavedModel of another program
             continue
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = _read_manifest(file)
         most = manifest.get("max_batch_size", max_batch_size)
         if max_batch_size > most:
             raise ValueError(
@@ -183,6 +186,22 @@ def _check_manifests(folder: Path, max_batch_size: int, image: str) -> None:
                 f"image must not be older than TensorFlow {written}, which wrote {file.parent}. "
                 f"Received: image={image!r}"
             )
+
+
+def _read_manifest(file: Path) -> dict[str, Any]:
+    """A MANIFEST.json, with what is read of it in the types that `export_saved_model` writes."""
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} must be a JSON file. Received: {error}") from error
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{file} must hold an object. Received: a {type(manifest).__name__}")
+    most, versions = manifest.get("max_batch_size", 1), manifest.get("versions", {})
+    if type(most) is not int:
+        raise ValueError(f"{file} must state an int. Received: max_batch_size={str(most)[:200]!r}")
+    if not isinstance(versions, dict) or not isinstance(versions.get("tensorflow", ""), str):
+        raise ValueError(f"{file} must state strings. Received: versions={str(versions)[:200]}")
+    return manifest
 
 
 def _write(folder: Path, files: Mapping[str, str], overwrite: bool) -> list[Path]:

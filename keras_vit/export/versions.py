@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from keras_vit.export.one_file import flush_folder
+from keras_vit.paths import check_above
 
 
 def check_version(path: Path, version: int | None) -> None:
@@ -21,6 +22,9 @@ def check_version(path: Path, version: int | None) -> None:
             "path must not hold [ or \\, which TensorFlow reads as a pattern when it loads. "
             f"Received: path={os.fspath(path)!r}"
         )
+    if path.is_file():
+        raise ValueError(f"path must be a folder of versions. Received: path={str(path)!r}, a file")
+    check_above("path", path)
     if version is None:
         return
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:

@@ -126,11 +126,15 @@ def sincos_2d(grid, width, temperature=10_000.0):
         arXiv 2205.01580. Frequencies divide by D/4 - 1 there; MAE divides by D/4, and brings its
         table along in its checkpoints.
     """
-    rows, columns = np.mgrid[: grid[0], : grid[1]].reshape(2, -1).astype("float64")  # (N,) each
+    height, columns = grid
     quarter = width // 4
     omega = temperature ** -(np.arange(quarter) / max(quarter - 1, 1))
-    x, y = columns[:, None] * omega, rows[:, None] * omega  # (N, D / 4) each
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype("float32")
+    # A row's numbers and a column's are computed once, in float64, and spread over the grid.
+    x, y = (np.arange(n, dtype="float64")[:, None] * omega for n in (columns, height))
+    table = np.empty((height, columns, 4, quarter), "float32")
+    table[:, :, 0], table[:, :, 1] = np.sin(x), np.cos(x)
+    table[:, :, 2], table[:, :, 3] = np.sin(y)[:, None], np.cos(y)[:, None]
+    return table.reshape(height * columns, width)  # (N, D)
 
 
 def _check_width(width, divisor, kind):

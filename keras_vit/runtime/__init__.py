@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from keras_vit.paths import as_path
 from keras_vit.runtime.base import Runtime
 from keras_vit.runtime.keras_model import KerasRuntime, load_keras
 from keras_vit.runtime.saved_model import SavedModelRuntime, check_files, version_folder
@@ -26,6 +27,7 @@ def open(path: str | os.PathLike) -> Runtime:
     >>> model = keras_vit.runtime.open("savedmodels/flowers")
     >>> model.probabilities(keras_vit.preprocessing.preprocess(pictures, model.config))
     """
+    as_path("path", path)
     if "://" in os.fspath(path):
         from keras_vit.weights import hub  # a network client, which a local file does not need
 

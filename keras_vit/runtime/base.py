@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,11 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import MAKE, check_normalized, model_input
+from keras_vit.weights.declared import refusal
+from keras_vit.weights.stated import vit_config
+
+ACTIVATIONS = ("softmax", "sigmoid", None)
+IMAGES = ("float32", "uint8")
 
 
 class Runtime:
@@ -110,6 +115,34 @@ class Runtime:
         """Raises for pixels that were not normalized, where `run` gets images in float32."""
         if self.images == "float32":
             check_normalized(np.asarray(images), self.config, advice=f"{MAKE}.")
+
+
+def stated(path: str | os.PathLike, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Runtime` that an export states of itself, checked.
+
+    Args:
+        path: The export, for errors.
+        record: What it states: `config`, `labels`, `activation` and `images`.
+    """
+    config, labels = vit_config(path, record.get("config")), record.get("labels")
+    if labels is not None:
+        names = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
+        if not names or len(labels) != config.num_classes:
+            rule = f"state labels as {config.num_classes} strings, or null"
+            raise refusal(path, rule, labels=labels)
+        labels = tuple(labels)
+    for name, known in (("activation", ACTIVATIONS), ("images", IMAGES)):
+        if not any(record.get(name) == value for value in known):
+            rule = f"state {name} as one of {', '.join(map(repr, known))}"
+            raise refusal(path, rule, **{name: record.get(name)})
+    return {"config": config, "labels": labels, "activation": record.get("activation")}
+
+
+def check_input(path: str | os.PathLike, config: ViTConfig, shape: Sequence[Any]) -> None:
+    """Raises where an export's input `(B, H, W, C)` has another size than its config states."""
+    if tuple(shape[1:]) != config.input_shape:
+        rule = f"take images of the size in its config, {config.input_shape}"
+        raise refusal(path, rule, input=tuple(shape[1:]))
 
 
 def check_threads(num_threads: Any) -> None:

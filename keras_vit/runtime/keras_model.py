@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_vit.model import ViT
 from keras_vit.runtime.base import Runtime
+from keras_vit.weights.keras_file import check_keras
 
 LINEAR = (None, "linear")
 
@@ -48,6 +49,7 @@ class KerasRuntime(Runtime):
 
 def load_keras(path: str | os.PathLike) -> ViT:
     """The `ViT` in a `.keras` file."""
+    check_keras(path)
     model = keras.saving.load_model(path, compile=False)
     if not isinstance(model, ViT):
         raise ValueError(

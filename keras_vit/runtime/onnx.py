@@ -1,6 +1,5 @@
 """An ONNX file that we exported, on ONNX Runtime."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.config import ViTConfig
-from keras_vit.runtime.base import Runtime, check_threads
+from keras_vit.runtime.base import Runtime, check_input, check_threads, stated
+from keras_vit.weights.safetensors_files import parse_object
 
 RECORD = "keras_vit"
 """The metadata that says what the file is, as JSON."""
@@ -41,13 +40,8 @@ class OnnxRuntime(Runtime):
         check_threads(num_threads)
         self._session = _session(path, num_threads)
         self.record = _record(self._session.get_modelmeta().custom_metadata_map, path)
-        labels = self.record["labels"]
-        super().__init__(
-            path,
-            ViTConfig.from_dict(self.record["config"]),
-            labels=None if labels is None else tuple(labels),
-            activation=self.record["activation"],
-        )
+        super().__init__(path, **stated(path, self.record))
+        check_input(path, self.config, self._session.get_inputs()[0].shape)
         self.images = self.record["images"]
         self._shapes = {output.name: output.shape for output in self._session.get_outputs()}
 
@@ -111,10 +105,10 @@ def _record(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[str, A
             "path must be an ONNX file with metadata, as keras_vit.export_onnx writes it. "
             f"Received: path={os.fspath(path)!r}"
         )
-    record = json.loads(metadata[RECORD])
-    if record["format"] != FORMAT:
+    record = parse_object(Path(path), metadata[RECORD].encode())
+    if record.get("format") != FORMAT:
         raise ValueError(
             f"path must be a file of format {FORMAT}; a newer keras_vit may have written it. "
-            f"Received: format {record['format']} in {os.fspath(path)!r}"
+            f"Received: format {record.get('format')!r} in {os.fspath(path)!r}"
         )
     return record

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.config import ViTConfig
-from keras_vit.runtime.base import Runtime
+from keras_vit.runtime.base import Runtime, check_input, stated
+from keras_vit.weights.declared import refusal
 from keras_vit.weights.own import read_json
 
 MANIFEST = "MANIFEST.json"
@@ -29,15 +29,15 @@ class SavedModelRuntime(Runtime):
                 f"path must be an export with a {MANIFEST}, as keras_vit.export_saved_model writes "
                 f"it. Received: path={os.fspath(folder)!r}"
             )
-        labels = self.manifest["labels"]
-        super().__init__(
-            folder,
-            ViTConfig.from_dict(self.manifest["config"]),
-            labels=None if labels is None else tuple(labels),
-            activation=self.manifest["activation"],
-        )
+        super().__init__(folder, **stated(folder, self.manifest))
         self.images = self.manifest["images"]
+        most = self.manifest.get("max_batch_size")
+        if not isinstance(most, int) or most < 1:
+            raise refusal(folder, "state max_batch_size as a positive int", max_batch_size=most)
+        self._max_batch_size = most
         self._loaded = tf.saved_model.load(os.fspath(folder))  # keeps the weights alive
+        inputs = self.signature("serving_default").structured_input_signature[1]
+        check_input(folder, self.config, inputs["images"].shape.as_list())
 
     def signature(self, name: str) -> Any:
         """A signature as a function of TensorFlow."""
@@ -69,7 +69,7 @@ class SavedModelRuntime(Runtime):
             name: tf.constant(value, specs[name].dtype if name in specs else None)
             for name, value in inputs.items()
         }
-        most = self.manifest["max_batch_size"]
+        most = self._max_batch_size
         count = max((len(value) for value in values.values() if value.ndim), default=0)
         if count > most:
             parts = [
@@ -106,14 +106,17 @@ def version_folder(path: Path) -> Path | None:
 
 def check_files(folder: Path) -> None:
     """Raises where a file of an export is not the one that was verified."""
-    for name, entry in read_json(folder / MANIFEST).get("files", {}).items():
+    files = read_json(folder / MANIFEST).get("files", {})
+    if not isinstance(files, dict) or not all(isinstance(e, dict) for e in files.values()):
+        raise refusal(folder / MANIFEST, "state files as an object of objects", files=files)
+    for name, entry in files.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{folder} must hold what its {MANIFEST} names. {name} is missing")
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != entry["sha256"]:
+        if found != entry.get("sha256"):
             raise ValueError(
                 f"{folder} must hold the files that its {MANIFEST} describes. Received: {name} "
-                f"with sha256 {found}, not {entry['sha256']}"
+                f"with sha256 {found}, not {entry.get('sha256')}"
             )

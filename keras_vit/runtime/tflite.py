@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.config import ViTConfig
-from keras_vit.runtime.base import Runtime, check_threads
+from keras_vit.runtime.base import Runtime, check_input, check_threads, stated
+from keras_vit.weights.declared import refusal
 
 RECORD = "keras_vit"
 """The metadata that says what the file is, as JSON."""
 FORMAT = 1
 """Of that JSON."""
 
+OUTPUTS = ("probabilities", "logits", "features")
 AT_ONCE = 32  # images, where the file takes any number
 IDENTIFIER = b"TFL3"
+BROKEN = (struct.error, IndexError, TypeError, AttributeError, ValueError, RecursionError)
+"""What the bindings and JSON raise on a damaged file."""
 LEAST = float(np.finfo("float32").tiny)  # a probability of 0 still has a logarithm
 
 
@@ -50,20 +53,18 @@ class TFLiteRuntime(Runtime):
         check_threads(num_threads)
         content = Path(path).read_bytes()
         self.record = _record(content, path)
-        labels = self.record["labels"]
-        super().__init__(
-            path,
-            ViTConfig.from_dict(self.record["config"]),
-            labels=None if labels is None else tuple(labels),
-            activation=self.record["activation"],
-        )
+        super().__init__(path, **stated(path, self.record))
         self.images = self.record["images"]
-        self.output = self.record["output"]
+        self.output = self.record.get("output")
+        if self.output not in OUTPUTS:
+            rule = f"state output as one of {', '.join(OUTPUTS)}"
+            raise refusal(path, rule, output=self.output)
         self.outputs = ("features",) if self.output == "features" else ("logits",)
         self.log_probabilities = self.output == "probabilities"
         self._interpreter = _interpreter(content, num_threads)
         (self._input,) = self._interpreter.get_input_details()
         (self._output,) = self._interpreter.get_output_details()
+        check_input(path, self.config, self._input["shape"].tolist())
         batch = int(self._input["shape_signature"][0])
         self.batch_size = batch if batch > 0 else None
         self._size = int(self._input["shape"][0])
@@ -136,7 +137,7 @@ def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
     """Our metadata in a file, or an error where it has none."""
     record = None
     if content[4:8] == IDENTIFIER:
-        with contextlib.suppress(struct.error, IndexError, TypeError, AttributeError, ValueError):
+        with contextlib.suppress(*BROKEN):
             model = litert("schema_py_generated").Model.GetRootAs(content)
             pieces = [model.Metadata(i) for i in range(model.MetadataLength())]
             places = {piece.Name(): piece.Buffer() for piece in pieces}
@@ -150,7 +151,7 @@ def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
     if record["format"] != FORMAT:
         raise ValueError(
             f"path must be a file of format {FORMAT}; a newer keras_vit may have written it. "
-            f"Received: format {record['format']} in {os.fspath(path)!r}"
+            f"Received: format {record['format']!r} in {os.fspath(path)!r}"
         )
     return record
 

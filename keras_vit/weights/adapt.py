@@ -25,6 +25,17 @@ def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) 
     return value
 
 
+def adapted_shape(
+    path: str, shape: tuple[int, ...], source: ViTConfig, target: ViTConfig
+) -> tuple[int, ...]:
+    """The shape of what `adapted` makes of a weight of this shape."""
+    if path == PATCHES:
+        return (*shape[:2], target.in_channels, shape[3])
+    if path == TABLE:
+        return (target.num_patches + source.class_row, shape[1])
+    return shape
+
+
 def channels(kernel: np.ndarray, count: int) -> np.ndarray:
     """A patch kernel for another number of channels, as timm's `adapt_input_conv` makes it.
 

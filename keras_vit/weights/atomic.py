@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from keras_vit.paths import check_above
+
 TEMPORARY = ".tmp-"
 """How names begin of what is being written, or was when its writer was killed."""
 
@@ -32,6 +34,7 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
     ...     temporary.write_text("cat")
     """
     target = Path(os.path.abspath(path))
+    check_above("path", path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, for a rename is atomic only within one file system; with the same ending,
     # for some writers choose their format by it.

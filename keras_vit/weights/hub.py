@@ -6,6 +6,7 @@ import re
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+from keras_vit.paths import as_path, is_path
 from keras_vit.weights import download, known, network, pickles, repository
 
 log = logging.getLogger("keras_vit")
@@ -46,10 +47,10 @@ def fetch(
 
     >>> fetch("hf://google/vit-base-patch16-224")
     """
-    text = os.fspath(source)
-    folder = None if cache_dir is None else Path(cache_dir).expanduser()
-    if not isinstance(text, str) or not text:
+    if not is_path(source):
         raise ValueError(f"source must be {EXAMPLES}. Received: source={source!r}")
+    text = os.fspath(source)
+    folder = None if cache_dir is None else as_path("cache_dir", cache_dir).expanduser()
     if "://" not in text:
         path = Path(text).expanduser()
         if path.exists():
@@ -82,11 +83,12 @@ def _refuse_revision(source: str, revision: str | None) -> None:
 def _missing(source: str) -> str:
     """The text for what is neither a path nor a name: what may have been meant."""
     hints = []
-    if near := known.nearest(source):
-        hints.append("known names like it: " + ", ".join(near))
     if re.fullmatch(r"[\w-]+/[\w.-]+", source):
-        hints.append(f"on the Hugging Face Hub: hf://{source}")
-    meant = f" Did you mean one of the {'; or '.join(hints)}?" if hints else ""
+        hints.append(f"hf://{source} on the Hugging Face Hub")
+    if near := known.nearest(source):
+        one = "the known name" if len(near) == 1 else "one of the known names"
+        hints.append(f"{one} {', '.join(near)}")
+    meant = f" Did you mean {', or '.join(hints)}?" if hints else ""
     return f"source must be {EXAMPLES}. Received: source={source!r}, which does not exist.{meant}"
 
 

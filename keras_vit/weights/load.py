@@ -14,8 +14,10 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.weights import adapt, arrays, own
-from keras_vit.weights.declared import mismatch
+from keras_vit.paths import as_path, is_path
+from keras_vit.weights import adapt, arrays, own, stated
+from keras_vit.weights.declared import Refused, mismatch
+from keras_vit.weights.formats import recognise
 from keras_vit.weights.own import CONFIG, METADATA, read_json
 from keras_vit.weights.plan import Plan, make_plan
 from keras_vit.weights.safetensors_files import parse_object
@@ -126,7 +128,8 @@ def from_variant(
     """
     from keras_vit.weights import known
 
-    if not Path(weights).exists() and known.find(f"{variant}.{weights}"):
+    path = as_path("weights", weights)
+    if not path.exists() and known.find(f"{variant}.{weights}"):
         weights = f"{variant}.{weights}"
     path = _fetch(weights)
     sizes = size if own.weights_h5(path) is not None else {}  # which states none of its own
@@ -160,7 +163,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
     >>> inspect("ViT-B_16.npz").config.image_size
     (224, 224)
     """
-    path = Path(path)
+    path = as_path("path", path)
     if (weights := own.weights_h5(path)) is not None:
         config, shapes = own.read(weights, config_fields)
         return Checkpoint(
@@ -193,7 +196,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
 
 
 def _fetch(source: str | os.PathLike) -> Path:
-    if Path(source).exists():
+    if is_path(source) and Path(source).exists():
         return Path(source)
     from keras_vit.weights import hub  # a network client, which a local file does not need
 
@@ -201,11 +204,16 @@ def _fetch(source: str | os.PathLike) -> Path:
 
 
 def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
-    stated = {}
+    recognise(file.shapes)  # first: of another kind of model the JSON files state other things
+    fields = {}
     if METADATA in file.metadata:
-        stated = parse_object(file.path, file.metadata[METADATA].encode())
+        fields = parse_object(file.path, file.metadata[METADATA].encode())
+        stated.vit_config(file.path, fields)
     config, pixels = _json_beside(file, path)
-    return make_plan(file.shapes, given, config=config, pixels=pixels, stated=stated)
+    try:
+        return make_plan(file.shapes, given, config=config, pixels=pixels, stated=fields)
+    except ValueError as error:
+        raise Refused(f"{error}, in {str(file.path)!r}") from error
 
 
 def _json_beside(file: arrays.Arrays, path: Path) -> tuple[dict, dict]:
@@ -213,7 +221,10 @@ def _json_beside(file: arrays.Arrays, path: Path) -> tuple[dict, dict]:
     folder = path if path.is_dir() else file.path.parent
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
         return {}, {}
-    return read_json(folder / CONFIG), read_json(folder / PIXELS)
+    found = {name: read_json(folder / name) for name in (CONFIG, PIXELS)}
+    for name, content in found.items():
+        stated.check(folder / name, content)
+    return found[CONFIG], found[PIXELS]
 
 
 def _parameters(config: ViTConfig) -> int:

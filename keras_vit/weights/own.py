@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from keras_vit.model import ViT
 from keras_vit.weights import adapt, arrays
 from keras_vit.weights.declared import mismatch
 from keras_vit.weights.safetensors_files import parse_object
+from keras_vit.weights.shapes import weight_shapes
+from keras_vit.weights.stated import vit_config
 
 CONFIG = "config.json"
 METADATA = "keras_vit"  # the config, in the metadata of a safetensors file of ours
@@ -41,20 +44,51 @@ def weights_h5(path: Path) -> Path | None:
 
 
 def read(path: Path, given: Mapping[str, Any]) -> tuple[ViTConfig, dict[str, tuple[int, ...]]]:
-    """The config that a `.weights.h5` was saved with, and the shapes in it."""
-    fields = read_json(path.parent / CONFIG) or dict(given)
-    if not fields:
+    """The config that a `.weights.h5` was saved with, and the shapes in it, which agree."""
+    stated = read_json(path.parent / CONFIG)
+    if not stated and not given:
         raise ValueError(
             "source must stand beside a config.json with the fields of its ViTConfig, or they must "
             f"be given: from_pretrained(source, width=...). Received: source={os.fspath(path)!r}"
         )
-    return ViTConfig.from_dict(fields), arrays.check_weights_h5(path)
+    config = vit_config(path.parent / CONFIG, stated) if stated else ViTConfig.from_dict(given)
+    shapes = arrays.check_weights_h5(path)
+    check_demand(path, config, shapes.values())
+    return config, shapes
+
+
+def check_demand(
+    path: str | os.PathLike, config: ViTConfig, found: Collection[tuple[int, ...]]
+) -> None:
+    """Raises one error where a model of `config` has weights that a file has no arrays for.
+
+    It takes no more time and memory than the file's own header: a config that asks for a million
+    blocks or for a table of terabytes is refused before a model is built.
+
+    Args:
+        path: The file, for the error.
+        config: What the file, or the one beside it, states.
+        found: The shape of every array in the file. There may be more than the model needs.
+    """
+    if config.depth > len(found):
+        blocks = f"depth={config.depth}: the file has {len(found)} arrays for that many blocks"
+        raise mismatch(path, [blocks])
+    left = Counter(found)
+    missing = []
+    for name, shape in weight_shapes(config).items():
+        if not left[shape]:
+            missing.append(f"missing: {name!r}, expected an array of shape {shape}")
+        left[shape] -= 1
+    if missing:
+        missing += [f"not expected: {n} of shape {shape}" for shape, n in left.items() if n > 0]
+        raise mismatch(path, missing)
 
 
 def load(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) -> ViT:
     """A model with the weights of a `.weights.h5`, changed to what is asked for."""
     source, _ = read(path, given)
     target, new_head = adapt.target_config(source, given)
+    _check_target(path, source, target, new_head)
     model = ViT(source, **model_fields)
     arrays.check_weights_h5(path, [tuple(v.shape) for v in model.variables])
     model.load_weights(path)
@@ -65,21 +99,25 @@ def load(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) 
     if target == source:
         return model
     other = ViT(target, **model_fields)
-    wrong = []
     for weight in other.weights:
-        if weight.path in adapt.HEAD and new_head:
-            continue
-        value = values.get(weight.path)
-        if value is not None:
-            value = adapt.adapted(weight.path, value, source, target)
-        if value is None or value.shape != tuple(weight.shape):
-            wrong.append(f"{'missing' if value is None else 'other shape'}: {weight.path!r}")
-        else:
-            weight.assign(value)
-    if wrong:
-        raise mismatch(path, wrong)
+        if weight.path not in adapt.HEAD or not new_head:
+            weight.assign(adapt.adapted(weight.path, values[weight.path], source, target))
     adapt.report(source, target, new_head)
     return other
+
+
+def _check_target(path: Path, source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
+    """Raises one error where the model asked for has weights that the saved one cannot fill."""
+    own, wrong = weight_shapes(source), []
+    for name, shape in weight_shapes(target).items():
+        if new_head and name in adapt.HEAD:
+            continue
+        if name not in own:
+            wrong.append(f"missing: {name!r}")
+        elif adapt.adapted_shape(name, own[name], source, target) != shape:
+            wrong.append(f"other shape: {name!r}")
+    if wrong:
+        raise mismatch(path, wrong)
 
 
 def metadata(config: ViTConfig) -> dict[str, str]:

@@ -15,6 +15,10 @@ from keras_vit.weights.table import Derived, Empty, Format, Header, Pair, Readin
 # given describes the model to make of it.
 ABOUT_SOURCE = ("num_heads", "head_dim", "norm_epsilon", "gelu", "block_norm", "patch_size")
 
+# Fields that the arrays show. What a file of ours states of them is compared with the arrays first
+# of all: nothing may be looped over or made by a number that no array bears out.
+SHOWN = ("width", "depth", "mlp_dim", "num_registers", "num_classes")
+
 
 @dataclasses.dataclass
 class Plan:
@@ -78,10 +82,17 @@ def make_plan(
     _refuse(format, header)
     reading = format.read(header)
     about = {k: v for k, v in given.items() if k in ABOUT_SOURCE}
-    source = _source(reading, {**stated, **about})
+    shown = {name: reading.fields.get(name, getattr(ViTConfig, name)) for name in SHOWN}
+    wrong = [name for name in SHOWN if name in stated and stated[name] != shown[name]]
+    believed = {name: value for name, value in stated.items() if name not in wrong}
+    source = _source(reading, {**believed, **about})
     target, new_head = adapt.target_config(source, given, reading.new_head)
     plan = Plan(format, source, target, weight_shapes(source), names, new_head=new_head)
     plan.assumed = {name: getattr(source, name) for name in reading.assumed}
+    plan.misshaped += [
+        f"other number: {name}={stated[name]!r} is stated, and the arrays show {shown[name]}"
+        for name in wrong
+    ]
     _settle(plan, header, format.pairs(source, **reading.style))
     return plan
 

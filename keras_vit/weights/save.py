@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
+from keras_vit.paths import as_path
 from keras_vit.weights import arrays, own
 from keras_vit.weights.formats import FORMATS, WRITTEN
 from keras_vit.weights.table import Derived, Format, Pair
@@ -53,7 +54,7 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
             + f". Received: format={format!r}"
         )
     table = _Table(model, to)
-    target = Path(path)
+    target = as_path("path", path)
     as_file = target.suffix in (".npz", ".safetensors")
     if as_file and target.suffix != to.suffix:
         raise ValueError(

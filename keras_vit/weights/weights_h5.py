@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from keras_vit.weights.declared import (
     Declared,
@@ -44,26 +44,38 @@ def check_weights_h5(
     Returns:
         The shapes of all arrays by path, the ignored ones left out.
     """
-    import h5py
-
     path = Path(path)
     size = path.stat().st_size
     if not path.is_file():  # reading a pipe or a device may never end
         raise refusal(path, "be a regular file")
     with path.open("rb") as file:
-        # HDF5 also looks for its signature further in, behind another file's bytes.
-        if file.read(8) != b"\x89HDF\r\n\x1a\n":
-            raise refusal(path, "be an HDF5 file from its first byte", bytes=size)
-    with refused_as(path, "be a whole HDF5 file", BROKEN), h5py.File(path, "r") as file:
-        found = dict(_walk(file, path, size))
-    if (total := sum(declared.nbytes for declared in found.values())) > size:
-        raise refusal(path, f"hold the bytes its shapes declare, {total}", bytes=size)
-    shapes = {n: d.shape for n, d in sorted(found.items()) if not n.startswith(ignored)}
+        found = read_shapes(file, path, size)
+    shapes = {name: shape for name, shape in found.items() if not name.startswith(ignored)}
     if isinstance(expected, Mapping):
         check_shapes(path, shapes, expected)
     elif expected is not None:
         _check_counts(path, shapes.values(), expected)
     return shapes
+
+
+def read_shapes(file: BinaryIO, path: Path, size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of all arrays by path, once all rules are checked.
+
+    Args:
+        file: An open HDF5 file, or one inside another file.
+        path: What errors call it.
+        size: Its bytes.
+    """
+    import h5py
+
+    # HDF5 also looks for its signature further in, behind another file's bytes.
+    if file.read(8) != b"\x89HDF\r\n\x1a\n":
+        raise refusal(path, "be an HDF5 file from its first byte", bytes=size)
+    with refused_as(path, "be a whole HDF5 file", BROKEN), h5py.File(file, "r") as opened:
+        found = dict(_walk(opened, path, size))
+    if (total := sum(declared.nbytes for declared in found.values())) > size:
+        raise refusal(path, f"hold the bytes its shapes declare, {total}", bytes=size)
+    return {name: declared.shape for name, declared in sorted(found.items())}
 
 
 def _walk(file: Any, path: Path, size: int) -> Iterator[tuple[str, Declared]]:

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from loopback import DATA, ROOT, SHA256, File, closed_port, left
 
-from keras_vit.weights import download, network
+import keras_vit
+from keras_vit.weights import download, hub, network
 from keras_vit.weights.hub import fetch
+from keras_vit.weights.load import inspect
 
 pytestmark = pytest.mark.usefixtures("quick_downloads")
 
@@ -41,6 +43,38 @@ def test_fetch_missing_path_names_what_was_meant(source, hint):
     with pytest.raises(FileNotFoundError, match="does not exist") as error:
         fetch(source)
     assert hint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "near", "meant"),
+    [
+        ("a/b", [], " Did you mean hf://a/b on the Hugging Face Hub?"),
+        ("a", ["x"], " Did you mean the known name x?"),
+        ("a", ["x", "y"], " Did you mean one of the known names x, y?"),
+        ("a/b", ["x"], " Did you mean hf://a/b on the Hugging Face Hub, or the known name x?"),
+        ("a", [], ""),
+    ],
+)
+def test_fetch_missing_path_asks_in_whole_sentences(monkeypatch, source, near, meant):
+    monkeypatch.setattr(hub.known, "nearest", lambda name: near)
+    with pytest.raises(FileNotFoundError) as error:
+        fetch(source)
+    assert str(error.value).partition("which does not exist.")[2] == meant
+
+
+@pytest.mark.parametrize("source", [None, 3, b"..", "", ["a"]])
+def test_fetch_and_its_callers_name_the_argument_that_is_no_path(source):
+    for function in (fetch, keras_vit.from_pretrained):
+        with pytest.raises(ValueError, match="source must be a path, a known name") as error:
+            function(source)
+        assert str(error.value).endswith(f"Received: source={source!r}")
+    with pytest.raises(ValueError, match="path must be a path: a str or an os.PathLike. Received"):
+        keras_vit.runtime.open(source)
+    with pytest.raises(ValueError, match="path must be a path: "):
+        inspect(source)
+    if source is not None:
+        with pytest.raises(ValueError, match="weights must be a path: "):
+            keras_vit.vit_b16(weights=source)
 
 
 def test_fetch_missing_path_guesses_nothing_far():

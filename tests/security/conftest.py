@@ -1,0 +1,34 @@
+"""What refusing means for files that state absurd things."""
+
+import re
+import tracemalloc
+
+import pytest
+from hostile import FLAT
+
+from keras_vit import ViT
+from keras_vit.weights.declared import Refused
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Calls a function that must raise `Refused`, with little memory and without a model."""
+
+    def build(*args, **kwargs):
+        raise AssertionError("a model is built")
+
+    def check(found, function, *args):
+        monkeypatch.setattr(ViT, "__init__", build)
+        tracemalloc.start()
+        try:
+            with pytest.raises(Refused) as error:
+                function(*args)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        message = str(error.value)
+        assert re.search(found, message), message
+        assert str(args[0]) in message and len(message) < 20000
+        assert peak < FLAT, peak
+
+    return check

@@ -1,0 +1,82 @@
+"""Absurd values in the JSON of timm and transformers: the error names the file and the field."""
+
+import json
+import shutil
+
+import pytest
+from hostile import ONE_BACKEND
+
+import keras_vit
+from keras_vit import ViT, ViTConfig
+
+TINY = ViTConfig(
+    image_size=(24, 16), patch_size=8, width=20, num_heads=5, mlp_dim=28, depth=2, num_classes=3
+)
+NAN, INF = float("nan"), float("inf")
+TIMM = [
+    ({"model_args": {"num_heads": "5"}}, "model_args.num_heads"),
+    ({"model_args": {"num_heads": 2**40}}, "model_args.num_heads"),
+    ({"model_args": {"num_heads": 0}}, "model_args.num_heads"),
+    ({"model_args": {"img_size": {"a": 1}}}, "model_args.img_size"),
+    ({"model_args": {"img_size": [10**9, 8]}}, "model_args.img_size"),
+    ({"model_args": {"init_values": INF}}, "model_args.init_values"),
+    ({"model_args": [1]}, "model_args"),
+    ({"architecture": ["vit"]}, "architecture"),
+    ({"pretrained_cfg": "x"}, "pretrained_cfg"),
+    ({"pretrained_cfg": {"input_size": {"a": 1}}}, "pretrained_cfg.input_size"),
+    ({"pretrained_cfg": {"input_size": [3, 10**9, 10**9]}}, "pretrained_cfg.input_size"),
+    ({"pretrained_cfg": {"mean": 0.5}}, "pretrained_cfg.mean"),
+    ({"pretrained_cfg": {"std": [NAN, 1, 1]}}, "pretrained_cfg.std"),
+    ({"pretrained_cfg": {"crop_pct": "1"}}, "pretrained_cfg.crop_pct"),
+    ({"crop_pct": 10**400}, "crop_pct"),
+]
+HUGGINGFACE = [
+    ({"num_attention_heads": 0}, "num_attention_heads"),
+    ({"num_attention_heads": 2**31}, "num_attention_heads"),
+    ({"num_attention_heads": True}, "num_attention_heads"),
+    ({"image_size": ["24", "16"]}, "image_size"),
+    ({"image_size": 10**9}, "image_size"),
+    ({"image_size": {"height": 24}}, "image_size"),
+    ({"layer_norm_eps": None}, "layer_norm_eps"),
+    ({"layer_norm_eps": NAN}, "layer_norm_eps"),
+    ({"layer_norm_eps": [1]}, "layer_norm_eps"),
+    ({"layerscale_value": INF}, "layerscale_value"),
+    ({"hidden_act": ["gelu"]}, "hidden_act"),
+]
+PIXELS = [
+    ({"image_mean": 0.5}, "image_mean"),
+    ({"image_mean": ["a", 0, 0]}, "image_mean"),
+    ({"image_std": [1e300, 1, 1]}, "image_std"),
+    ({"resample": [3]}, "resample"),
+]
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("foreign")
+    timm = TINY.replace(interpolation="timm")
+    keras_vit.save_pretrained(ViT(timm), folder / "timm", format="timm")
+    keras_vit.save_pretrained(ViT(TINY), folder / "huggingface", format="huggingface")
+    return folder
+
+
+@ONE_BACKEND
+@pytest.mark.parametrize(
+    ("library", "file", "changes", "field"),
+    [
+        *(("timm", "config.json", *case) for case in TIMM),
+        *(("huggingface", "config.json", *case) for case in HUGGINGFACE),
+        *(("huggingface", "preprocessor_config.json", *case) for case in PIXELS),
+    ],
+)
+def test_json_of_other_libraries_is_checked(
+    foreign, tmp_path, refused, library, file, changes, field
+):
+    folder = shutil.copytree(foreign / library, tmp_path / library)
+    assert keras_vit.from_pretrained(folder).config.width == 20
+    content = json.loads((folder / file).read_text())
+    for name, value in changes.items():
+        inside = isinstance(value, dict) and isinstance(content.get(name), dict)
+        content[name] = {**content[name], **value} if inside else value
+    (folder / file).write_text(json.dumps(content))
+    refused(f"^path must state {field} as .*{file}', {field}=", keras_vit.from_pretrained, folder)
