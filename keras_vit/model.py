@@ -1,5 +1,6 @@
 """The Vision Transformer: Eq. 1 to 4 wired together, pooling and a head."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from keras_vit import layers, resample
 from keras_vit.config import ViTConfig
+from keras_vit.deferred import deferred
 from keras_vit.layers import composite
 
 LORA_TARGETS = ("query", "key", "value", "attention_output", "mlp")
@@ -168,13 +170,15 @@ class ViT(keras.Model):
                     "load it again to merge LoRA, and quantise after resizing. "
                     f"Received: a changed layer {layer.path!r}"
                 )
-        model = ViT(config, name=self.name, dtype=self.dtype_policy, trainable=self.trainable)
+        with deferred() as weights:
+            model = ViT(config, name=self.name, dtype=self.dtype_policy, trainable=self.trainable)
         composite.set_trainable_parts(model, composite.trainable_parts(self))
         for ours, theirs in zip(model.weights, self.weights, strict=True):
             value = keras.ops.convert_to_numpy(theirs.value)
             if ours.path.startswith("position_embedding/"):
                 value = _resample(ours.path, value, self.config, config)
-            ours.assign(value)
+            weights.fill(ours, value)
+        weights.initialize_rest()
         return model
 
     def enable_lora(self, rank: int, targets: Sequence[str] = ("query", "value")) -> None:
@@ -240,6 +244,31 @@ class ViT(keras.Model):
         model = cls(**config)
         composite.set_trainable_parts(model, parts)
         return model
+
+
+@functools.lru_cache(maxsize=16)
+def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """Path and shape of every weight of `ViT(config)`, in the model's order.
+
+    The model is built without values, and with one block, whose weights every block has.
+
+    Example:
+
+    >>> weight_shapes(ViTConfig())["head/kernel"]
+    (768, 1000)
+    """
+    with deferred():
+        model = ViT(config.replace(depth=1, labels=None))
+    shapes = {weight.path: tuple(weight.shape) for weight in model.weights}
+    first = "encoder_block_0/"
+    block = {path: shape for path, shape in shapes.items() if path.startswith(first)}
+    before = list(shapes).index(next(iter(block)))
+    every = {
+        f"encoder_block_{i}/{path.removeprefix(first)}": shape
+        for i in range(config.depth)
+        for path, shape in block.items()
+    }
+    return dict(list(shapes.items())[:before]) | every | shapes
 
 
 def _embed(images, config: ViTConfig, policy):

@@ -13,15 +13,15 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.model import ViT
+from keras_vit.deferred import deferred
+from keras_vit.model import ViT, weight_shapes
 from keras_vit.paths import as_path, is_path
 from keras_vit.weights import adapt, arrays, own, stated
 from keras_vit.weights.declared import Refused, mismatch
-from keras_vit.weights.formats import recognise
+from keras_vit.weights.formats import recognize
 from keras_vit.weights.own import CONFIG, METADATA, read_json
 from keras_vit.weights.plan import Plan, make_plan
 from keras_vit.weights.safetensors_files import parse_object
-from keras_vit.weights.shapes import weight_shapes
 from keras_vit.weights.table import Derived, Pair
 
 LOG = logging.getLogger("keras_vit")
@@ -103,8 +103,7 @@ def from_pretrained(
         if differences:
             # The well-shaped arrays are looked at too, so that one message says it all.
             raise mismatch(file.path, differences + _non_finite(file, plan))
-        model = ViT(plan.target, **model_fields)
-        _assign(model, file, plan)
+        model = _filled(file, plan, model_fields)
     _report(path, plan)
     return model
 
@@ -204,27 +203,26 @@ def _fetch(source: str | os.PathLike) -> Path:
 
 
 def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
-    recognise(file.shapes)  # first: of another kind of model the JSON files state other things
     fields = {}
     if METADATA in file.metadata:
         fields = parse_object(file.path, file.metadata[METADATA].encode())
         stated.vit_config(file.path, fields)
-    config, pixels = _json_beside(file, path)
+    beside = _json_beside(file, path)
+    config, pixels = (beside.get(name, {}) for name in (CONFIG, PIXELS))
+    recognize(file.shapes, config)  # first: beside another kind of model the JSON states others
+    for name, content in beside.items():
+        stated.check(file.path.parent / name, content)
     try:
         return make_plan(file.shapes, given, config=config, pixels=pixels, stated=fields)
     except ValueError as error:
         raise Refused(f"{error}, in {str(file.path)!r}") from error
 
 
-def _json_beside(file: arrays.Arrays, path: Path) -> tuple[dict, dict]:
+def _json_beside(file: arrays.Arrays, path: Path) -> dict[str, dict]:
     """The JSON files that belong to the weights: those of their folder, where it is theirs."""
-    folder = path if path.is_dir() else file.path.parent
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
-        return {}, {}
-    found = {name: read_json(folder / name) for name in (CONFIG, PIXELS)}
-    for name, content in found.items():
-        stated.check(folder / name, content)
-    return found[CONFIG], found[PIXELS]
+        return {}
+    return {name: read_json(file.path.parent / name) for name in (CONFIG, PIXELS)}
 
 
 def _parameters(config: ViTConfig) -> int:
@@ -249,7 +247,10 @@ def _read(file: arrays.Arrays, plan: Plan, name: str) -> np.ndarray:
     return file[plan.names[name]].astype(np.float32, copy=False)
 
 
-def _assign(model: ViT, file: arrays.Arrays, plan: Plan) -> None:
+def _filled(file: arrays.Arrays, plan: Plan, model_fields: Mapping[str, Any]) -> ViT:
+    """The planned model with the file's values; one error lists all that are not finite."""
+    with deferred() as weights:
+        model = ViT(plan.target, **model_fields)
     variables = {weight.path: weight for weight in model.weights}
     wrong: list[str] = []
     rows = _values(file, plan)
@@ -258,9 +259,12 @@ def _assign(model: ViT, file: arrays.Arrays, plan: Plan) -> None:
     for values, bad in rows:
         wrong += [line for line in bad if line not in wrong]
         for path, value in values if not wrong else ():
-            variables[path].assign(adapt.adapted(path, value, plan.source, plan.target))
+            value = adapt.adapted(path, value, plan.source, plan.target)
+            weights.fill(variables[path], value)
     if wrong:
         raise mismatch(file.path, wrong)
+    weights.initialize_rest()
+    return model
 
 
 def _ahead(items: Iterator[Any]) -> Iterator[Any]:

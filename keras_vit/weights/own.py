@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.model import ViT
+from keras_vit.deferred import deferred
+from keras_vit.model import ViT, weight_shapes
 from keras_vit.weights import adapt, arrays
 from keras_vit.weights.declared import mismatch
 from keras_vit.weights.safetensors_files import parse_object
-from keras_vit.weights.shapes import weight_shapes
 from keras_vit.weights.stated import vit_config
 
 CONFIG = "config.json"
@@ -89,8 +90,12 @@ def load(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) 
     source, _ = read(path, given)
     target, new_head = adapt.target_config(source, given)
     _check_target(path, source, target, new_head)
-    model = ViT(source, **model_fields)
+    with deferred() as weights:
+        model = ViT(source, **model_fields)
     arrays.check_weights_h5(path, [tuple(v.shape) for v in model.variables])
+    for weight in model.weights:
+        weights.fill(weight, np.zeros(weight.shape, "float32"))  # Keras loads into values alone
+    weights.initialize_rest()
     model.load_weights(path)
     values = {w.path: keras.ops.convert_to_numpy(w.value) for w in model.weights}
     wrong = [arrays.non_finite(name, value) for name, value in values.items()]
@@ -98,10 +103,13 @@ def load(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) 
         raise mismatch(path, [line for line in wrong if line])
     if target == source:
         return model
-    other = ViT(target, **model_fields)
+    with deferred() as weights:
+        other = ViT(target, **model_fields)
     for weight in other.weights:
         if weight.path not in adapt.HEAD or not new_head:
-            weight.assign(adapt.adapted(weight.path, values[weight.path], source, target))
+            value = adapt.adapted(weight.path, values[weight.path], source, target)
+            weights.fill(weight, value)
+    weights.initialize_rest()
     adapt.report(source, target, new_head)
     return other
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
+from keras_vit.model import weight_shapes
 from keras_vit.weights import adapt
 from keras_vit.weights.formats import recognize
-from keras_vit.weights.shapes import Shapes, weight_shapes
-from keras_vit.weights.table import Derived, Empty, Format, Header, Pair, Reading, Row
+from keras_vit.weights.table import Derived, Empty, Format, Header, Pair, Reading, Row, Shape
 
 # What a caller may put right about the checkpoint, because arrays do not show it. All else that is
 # given describes the model to make of it.
@@ -29,7 +29,7 @@ class Plan:
     """The config the checkpoint was made with."""
     target: ViTConfig
     """The config of the model to make."""
-    shapes: Shapes
+    shapes: Mapping[str, Shape]
     """Our weights as the checkpoint has them."""
     names: dict[str, str]
     """Names in the file by name in the table."""
@@ -149,7 +149,7 @@ def _settle(plan: Plan, header: Header, rows: Iterable[Row]) -> None:
             _explain(plan, name)
 
 
-def _expected(row: Row, shapes: Shapes) -> Mapping[str, tuple[int, ...]]:
+def _expected(row: Row, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[int, ...]]:
     if isinstance(row, Pair):
         return {row.source: row.source_shape(shapes)}
     return row.sources if isinstance(row, Derived) else {row.source: row.shape}
@@ -178,7 +178,7 @@ def _leave_out(plan: Plan, name: str, path: str) -> None:
         plan.dropped[plan.names[name]] = reason
 
 
-def _compare(plan: Plan, wanted: Shapes, made: set[str]) -> None:
+def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
     """Weights that no array fills, or that the given fields make another shape of."""
     free = {adapt.PATCHES, adapt.TABLE}
     plan.missing += [f"(for {path})" for path in wanted if path not in made]

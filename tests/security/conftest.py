@@ -3,22 +3,22 @@
 import re
 import tracemalloc
 
+import keras
 import pytest
 from hostile import FLAT
 
-from keras_vit import ViT
 from keras_vit.weights.declared import Refused
 
 
 @pytest.fixture
 def refused(monkeypatch):
-    """Calls a function that must raise `Refused`, with little memory and without a model."""
+    """Calls a function that must raise `Refused`: in little memory, no weight given a value."""
 
-    def build(*args, **kwargs):
-        raise AssertionError("a model is built")
+    def initialize(*args, **kwargs):
+        raise AssertionError("a weight is given a value")
 
     def check(found, function, *args):
-        monkeypatch.setattr(ViT, "__init__", build)
+        monkeypatch.setattr(keras.Variable, "_initialize_with_initializer", initialize)
         tracemalloc.start()
         try:
             with pytest.raises(Refused) as error:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.model import weight_shapes
 from keras_vit.weights.layout import Layout
-from keras_vit.weights.shapes import weight_shapes
 
 TINY = {
     "image_size": (24, 16),
