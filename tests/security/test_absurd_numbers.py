@@ -232,6 +232,7 @@ def test_a_new_head_cannot_be_asked_for_by_the_file(saved, tmp_path):
             "blocks.0.attn.qkv.weight": (192, 64),
             "blocks.0.mlp.fc1.weight": (8, 64),
             "blocks.0.mlp.fc2.weight": (64, 8),
+            "blocks.0.attn.qkv.bias": (192,),
             "head.weight": (3, 64),
         }
         return make_plan(shapes, given, config={}, pixels={}, stated=stated)
