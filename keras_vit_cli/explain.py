@@ -1,56 +1,54 @@
-"""`keras-vit explain`: a page on what a model sees in a picture."""
+"""`keras-vit explain`: a page on what a model sees in an image."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from keras_vit import pictures
+from keras_vit_cli import output
+from keras_vit_cli.backend import load_library
+from keras_vit_cli.options import CHECKPOINT, Debug, check_source
 
-app = typer.Typer()
 
-
-@app.command()
 def explain(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A run folder, a .keras file or any checkpoint: a path, a name that "
-            "`keras-vit models` lists, hf://organisation/name\\[@revision]\\[/file], https://..."
-        ),
+        typer.Argument(help=f"A run folder, a .keras file or a checkpoint: {CHECKPOINT}"),
     ],
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture file.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
     page: Annotated[
-        Path, typer.Option("--out", help="The page to write, .html, in place of one that is there.")
+        Path, typer.Option("--out", help="The .html page to write; an existing one is replaced.")
     ] = Path("report.html"),
     title: Annotated[
-        str | None, typer.Option(help="What stands above; by default the picture's name.")
+        str | None, typer.Option(help="Page title; defaults to the image's file name.")
     ] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="Classes to name and explain.")] = 5,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    top_k: Annotated[int, typer.Option(min=1, help="Classes to show and explain.")] = 5,
+    debug: Debug = False,
 ) -> None:
-    """Show what a model sees: keras-vit explain runs/flowers cat.jpg --out cat.html.
+    """Write a page on what a model sees in an image.
 
-    The page is one file that needs no network: the prediction, attention by layer and head, rollout
-    and gradient maps, how far heads look, what positions and patches the model takes for alike.
+    The page is one file that works offline. It shows the prediction, attention by layer and head,
+    rollout and gradient maps, the attention distance of each head, and how similar the position
+    embeddings and patches are to each other.
+
+    Example: keras-vit explain runs/flowers cat.jpg --out cat.html
     """
-    picture = pictures.read(image)  # before a backend is imported
-    from keras_vit import cli
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    cli._library()
-    from keras_vit import runtime
+    if not image.exists():
+        raise FileNotFoundError(f"IMAGE must be an image file. Received: {image}, no such file")
+    check_source("model", model)
+    load_library()
+    from keras_vit import pictures, runtime
     from keras_vit.explain import report
 
-    with cli._step(f"Reading {model}"):
+    picture = pictures.read(image)
+    with output.step(f"Reading {model}"):
         opened = runtime.open(model)
     if not isinstance(opened, runtime.KerasRuntime):
         raise ValueError(
-            "model must be one that Keras runs, whose layers can be looked into: a run folder, a "
+            "model must be one that Keras runs, because its layers are inspected: a run folder, a "
             f".keras file or a checkpoint. Received: {model}, an export"
         )
-    with cli._step("Explaining"):
+    with output.step("Explaining"):
         written = report.write_report(
             opened.model, picture, page, title=image.name if title is None else title, top_k=top_k
         )

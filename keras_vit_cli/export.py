@@ -1,29 +1,20 @@
-"""`keras-vit export`: a trained model, or a checkpoint, as what serves it."""
+"""`keras-vit export`: a trained model or a checkpoint in the form that serves it."""
 
 import enum
-import json
 import logging
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from keras_vit import pictures
-from keras_vit.export.one_file import check_file
-from keras_vit.export.requirement import check_tensorflow
+from keras_vit_cli import output as printed
+from keras_vit_cli.backend import load_library
+from keras_vit_cli.options import CHECKPOINT, AsJson, Debug, check_folder, check_source
 
 if TYPE_CHECKING:
     from keras_vit.config import ViTConfig
-
-app = typer.Typer()
-out = Console()
 
 
 class Target(enum.StrEnum):
@@ -35,7 +26,7 @@ class Target(enum.StrEnum):
 
 
 class Dtype(enum.StrEnum):
-    """Of the weights and the products."""
+    """The dtype of weights and matrix products."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -43,7 +34,7 @@ class Dtype(enum.StrEnum):
 
 
 class Quantize(enum.StrEnum):
-    """What a `.tflite` file keeps of the weights."""
+    """How a `.tflite` file stores the weights."""
 
     none = "none"
     float16 = "float16"
@@ -52,14 +43,14 @@ class Quantize(enum.StrEnum):
 
 
 class Images(enum.StrEnum):
-    """What the input is."""
+    """The input's dtype."""
 
     float32 = "float32"
     uint8 = "uint8"
 
 
 class Output(enum.StrEnum):
-    """What a `.tflite` file gives."""
+    """The outputs of a `.tflite` file."""
 
     probabilities = "probabilities"
     logits = "logits"
@@ -87,27 +78,21 @@ OPTIONS = {
     ),
     Target.onnx: ("dtype", "overwrite"),
 }
-"""Those that not every target has."""
-CALIBRATION = 200  # pictures of the folder, evenly chosen
-BATCH = 64
+"""Options for some targets only."""
 
 
-@app.command()
 def export(
     source: Annotated[
         str,
-        typer.Argument(
-            help="A run folder, a .keras file, or any checkpoint: a path, a name that "
-            "`keras-vit models` lists, hf://organisation/name\\[@revision]\\[/file], https://..."
-        ),
+        typer.Argument(help=f"A run folder, a .keras file or a checkpoint: {CHECKPOINT}"),
     ],
-    to: Annotated[Target, typer.Option("--to", help="What to write.")],
+    to: Annotated[Target, typer.Option("--to", help="The format to write.")],
     place: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="The folder of all versions, by default savedmodels/NAME; or the file, by default "
-            "NAME.tflite or NAME.onnx.",
+            help="The folder of all versions, which defaults to savedmodels/NAME; or the file, "
+            "which defaults to NAME.tflite or NAME.onnx.",
         ),
     ] = None,
     dtype: Annotated[
@@ -119,60 +104,63 @@ def export(
     ] = None,
     output: Annotated[
         Output | None,
-        typer.Option(help="tflite: by default probabilities, or without a head features."),
+        typer.Option(help="tflite: defaults to probabilities, or features without a head."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=0, help="tflite: images at a time; 0 for any number.")
+        int | None, typer.Option(min=0, help="tflite: images in a batch; 0 for any number.")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="tflite: a folder of typical pictures, for int8.")
+        Path | None, typer.Option(help="tflite: a folder of typical images, for int8.")
     ] = None,
     float_layers: Annotated[
-        str | None, typer.Option(help="tflite: layers that int8 leaves in float, with commas.")
+        str | None,
+        typer.Option(help="tflite: layers that int8 keeps in float, separated by commas."),
     ] = None,
     accuracy_data: Annotated[
         Path | None,
-        typer.Option(help="tflite: a folder with one of pictures for each class, by its name."),
+        typer.Option(help="tflite: a folder with a subfolder of images for each class, by name."),
     ] = None,
     max_drop: Annotated[
-        float | None, typer.Option(min=0, help="tflite: points of accuracy that may be lost on it.")
+        float | None,
+        typer.Option(min=0, help="tflite: the most percentage points of accuracy to lose on it."),
     ] = None,
     version: Annotated[
         int | None,
-        typer.Option(min=1, help="saved_model: a number that is free; by default the next one."),
+        typer.Option(min=1, help="saved_model: a new version number; defaults to the next one."),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="A text file with the name of a class in each line.")
+        Path | None, typer.Option(help="A text file with the name of one class a line.")
     ] = None,
     activation: Annotated[
         Activation | None,
-        typer.Option(help="From logits to probabilities; by default as the model says."),
+        typer.Option(help="From logits to probabilities; defaults to the model's."),
     ] = None,
     images: Annotated[
-        Images, typer.Option(help="What `images` are: floats as the model takes them, or pixels.")
+        Images, typer.Option(help="What `images` contains: normalized floats, or uint8 pixels.")
     ] = Images.float32,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="saved_model: classes that `classify` names.")
+        int | None, typer.Option(min=1, help="saved_model: classes that `classify` returns.")
     ] = None,
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, help="saved_model: images in a request.")
     ] = None,
     max_pixels: Annotated[
         int | None,
-        typer.Option(min=1, help="saved_model: pixels of a picture file; more are refused."),
+        typer.Option(min=1, help="saved_model: pixels of an image file; larger ones are refused."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="tflite, onnx: replace the file.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
-    """Export a model, verified: keras-vit export runs/flowers --to saved_model.
+    """Export a model for servers, phones and browsers.
 
-    It is compiled for inference and compared with the model before it gets its name.
+    The model is compiled for inference. The export is written only after it was compared with the
+    model.
+
+    Example: keras-vit export runs/flowers --to saved_model
     """
-    from keras_vit import cli
-
     given = {
         "dtype": dtype,
         "quantize": quantize,
@@ -198,21 +186,26 @@ def export(
             "--max-drop must come with --accuracy-data, on which it is measured. "
             f"Received: --max-drop {max_drop:g}"
         )
+    for option, folder in (("--calibration", calibration), ("--accuracy-data", accuracy_data)):
+        if folder is not None:
+            check_folder(option, folder)
     names = None if labels is None else _lines(labels)
-    folder, ending = ("savedmodels/", "") if to is Target.saved_model else ("", f".{to.value}")
-    place = place or Path(f"{folder}{_name(source)}{ending}")
-    if ending:
-        check_file(place, ending, overwrite)  # before a model is fetched
+    place = place or _default_place(source, to)
+    check_source("source", source)
+    # On another backend, a SavedModel is written by a second process.
+    library = load_library(prefer=None if to is Target.onnx else "tensorflow")
+    from keras_vit import runtime
+    from keras_vit.export.manifest import as_json as export_json
+    from keras_vit.export.one_file import check_file
+    from keras_vit.export.requirement import check_tensorflow
+
+    if to is not Target.saved_model:
+        check_file(place, f".{to.value}", overwrite)  # before a model is fetched
     if to is not Target.onnx:
         check_tensorflow()
-        os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # else a SavedModel needs a process
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    library = cli._library()
-    logging.getLogger("tensorflow").setLevel(logging.WARNING)  # "Assets written to" another name
-    from keras_vit import runtime
-    from keras_vit.export.manifest import as_json as facts_as_json
-
-    with cli._step(f"Reading {source}"):
+    # TensorFlow's "Assets written to" names a temporary folder.
+    logging.getLogger("tensorflow").setLevel(logging.WARNING)
+    with printed.step(f"Reading {source}"):
         opened = runtime.open(source)
     if not isinstance(opened, runtime.KerasRuntime):
         raise ValueError(f"source must not be an export itself. Received: source={source!r}")
@@ -220,22 +213,22 @@ def export(
     given = {name: getattr(v, "value", v) for name, v in given.items()}
     if to is Target.tflite:
         given = _for_tflite(given, opened.config, names)
-    with cli._step("Exporting"):
+    with printed.step("Exporting"):
         written = getattr(library, f"export_{to.value}")(opened.model, place, **given)
     if as_json:
-        print(json.dumps(facts_as_json(written), indent=2))
-        return
-    if not out.is_terminal:  # for grep and cut
-        for row in facts(written):
-            print(*row, sep="\t")
-        return
-    out.print(_table(facts(written)))
+        printed.print_json(export_json(written))
+    elif printed.out.is_terminal:
+        printed.print_facts(facts(written))
+    else:
+        printed.print_rows(facts(written))
 
 
 def _for_tflite(
     given: dict[str, Any], config: "ViTConfig", names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The options as `export_tflite` takes them: folders become pictures."""
+    """The options as `export_tflite` takes them: folders become arrays of images."""
+    from keras_vit import pictures
+
     given = dict(given)
     if not config.num_classes:
         given.setdefault("output", "features")
@@ -246,59 +239,10 @@ def _for_tflite(
     if "float_layers" in given:
         given["float_layers"] = [name.strip() for name in given["float_layers"].split(",")]
     if "calibration" in given:
-        found = _pictures_in("--calibration", given["calibration"])
-        places = np.linspace(0, len(found) - 1, min(len(found), CALIBRATION)).astype(int)
-        given["calibration"] = np.stack([pictures.pixels(found[i], config) for i in places])
+        given["calibration"] = pictures.sample(given["calibration"], config)
     if "accuracy_data" in given:
-        folder, classes = given["accuracy_data"], names or config.labels
-        if classes is None:
-            classes = [str(i) for i in range(config.num_classes)]
-        given["accuracy_data"] = _labelled(folder, config, list(classes))
+        given["accuracy_data"] = pictures.labeled(given["accuracy_data"], config, names)
     return given
-
-
-def _labelled(
-    folder: Path, config: "ViTConfig", classes: list[str]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of the pictures in a folder of folders, with the numbers of their classes."""
-    if not classes:
-        raise ValueError(
-            "--accuracy-data must be left out for a model without a head. Received: num_classes=0"
-        )
-    if not folder.is_dir():
-        raise ValueError(f"--accuracy-data must be a folder. Received: {folder}")
-    unknown = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name not in classes)
-    if unknown:
-        raise ValueError(
-            f"--accuracy-data must hold folders named as classes: {', '.join(classes[:10])}. "
-            f"Received: {', '.join(unknown[:10])}"
-        )
-    files = [
-        (path, number)
-        for number, name in enumerate(classes)
-        if (folder / name).is_dir()
-        for path in _pictures_in("--accuracy-data", folder / name)
-    ]
-    if not files:
-        raise ValueError(f"--accuracy-data must hold pictures. Received: {folder}")
-
-    def batches():
-        for start in range(0, len(files), BATCH):
-            part = files[start : start + BATCH]
-            pixels = np.stack([pictures.pixels(path, config) for path, _ in part])
-            yield pixels, np.array([number for _, number in part])
-
-    return batches()
-
-
-def _pictures_in(option: str, folder: Path) -> list[str]:
-    found = list(pictures.find([str(folder)]))
-    for item in found:
-        if item.problem:
-            raise ValueError(
-                f"{option} must hold pictures. Received: {item.path}, but {item.problem}"
-            )
-    return [item.path for item in found]
 
 
 def _lines(file: Path) -> list[str]:
@@ -342,13 +286,10 @@ def facts(export: Any) -> list[tuple[str, str]]:
     return [*rows, ("verified on", seen.where)]
 
 
-def _table(rows: list[tuple[str, str]]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for title, value in rows:
-        table.add_row(title, Text(value))
-    return table
+def _default_place(source: str, to: Target) -> Path:
+    if to is Target.saved_model:
+        return Path("savedmodels", _name(source))
+    return Path(f"{_name(source)}.{to.value}")
 
 
 def _name(source: str) -> str:

@@ -1,22 +1,85 @@
-"""What `keras-vit info` says of a weight file, and of a run folder."""
+"""`keras-vit info`: what a checkpoint or a run folder contains, and whether it is complete."""
 
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from keras_vit.weights import known
+import typer
+
+from keras_vit_cli import output
+from keras_vit_cli.backend import load_library
+from keras_vit_cli.options import CHECKPOINT, AsJson, Debug, Verbose, check_source
 
 if TYPE_CHECKING:
     from keras_vit.config import ViTConfig
+    from keras_vit.weights.known import Known
     from keras_vit.weights.load import Checkpoint
 
 
-def as_json(
-    source: str, path: Path, row: known.Known | None, checkpoint: "Checkpoint"
+def info(
+    source: Annotated[str, typer.Argument(help=f"A run folder or a checkpoint: {CHECKPOINT}")],
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a checkpoint or a run folder contains.
+
+    For a checkpoint: its format, model, pixels, and whether every array is used. It is fetched if
+    necessary; only the headers of a file are read. For a run folder: how far the run is, and
+    whether its files are intact. If one is damaged, the exit code is 1.
+    """
+    check_source("source", source)
+    load_library()
+    from keras_vit import runs
+
+    if runs.is_run(source):
+        _show_run(Path(source), as_json)
+        return
+    from keras_vit.weights import hub, known
+
+    path = hub.fetch(source)
+    checkpoint, row = _inspect(path), known.find(source)
+    if as_json:
+        output.print_json(checkpoint_json(source, path, row, checkpoint))
+        return
+    output.print_facts(checkpoint_facts(source, path, row, checkpoint))
+
+
+def _show_run(folder: Path, as_json: bool) -> None:
+    from keras_vit import runs
+
+    run, facts = runs.read(folder), []
+    path = folder / runs.MODEL
+    run["model"] = None
+    if path.is_file():
+        try:
+            checkpoint = _inspect(path)
+        except Exception as error:  # whatever Keras raises for a damaged file
+            run["problems"].append(f"{path} cannot be opened: {type(error).__name__}: {error}")
+        else:
+            run["model"] = checkpoint_json(str(path), path, None, checkpoint)
+            facts = list(checkpoint_facts(str(path), path, None, checkpoint))
+    if as_json:
+        output.print_json(run)
+    else:
+        output.print_facts([*run_facts(run), *facts])
+    if run["problems"]:
+        raise typer.Exit(1)
+
+
+def _inspect(path: Path) -> "Checkpoint":
+    from keras_vit.runtime.keras_model import inspect_keras
+    from keras_vit.weights import load
+
+    return inspect_keras(path) if path.suffix == ".keras" else load.inspect(path)
+
+
+def checkpoint_json(
+    source: str, path: Path, row: "Known | None", checkpoint: "Checkpoint"
 ) -> dict[str, Any]:
-    """A weight file, for JSON."""
+    """What `--json` prints of a checkpoint."""
     fields = {f.name: getattr(checkpoint, f.name) for f in dataclasses.fields(checkpoint)}
     return {
         "source": source,
@@ -28,10 +91,10 @@ def as_json(
     }
 
 
-def facts(
-    source: str, path: Path, row: known.Known | None, checkpoint: "Checkpoint"
+def checkpoint_facts(
+    source: str, path: Path, row: "Known | None", checkpoint: "Checkpoint"
 ) -> Iterator[tuple[str, object]]:
-    """A weight file, for people: a title and a value each."""
+    """What is printed of a checkpoint: titles and values."""
     config = checkpoint.config
     yield "source", source
     if str(path) != source:
@@ -55,8 +118,8 @@ def facts(
             yield title, line
 
 
-def run_lines(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What `runs.read` found, for people: a title and a text each."""
+def run_facts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is printed of the run that `runs.read` describes: titles and values."""
     recipe, data = run["recipe"], run["recipe"].get("data", {})
     yield "run", run["path"]
     yield "recipe", str(recipe.get("name", "not known"))
@@ -97,7 +160,7 @@ def _architecture(config: "ViTConfig") -> str:
 
 
 def pixels(config: "ViTConfig") -> str:
-    """How a picture becomes what the model takes."""
+    """How an image is resized and normalized."""
     height, width = config.image_size
     how = f"{config.resize_method} to {height} x {width}"
     if (r := config.crop_fraction) is not None:

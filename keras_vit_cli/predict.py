@@ -1,95 +1,93 @@
-"""`keras-vit predict`: what a model says of pictures."""
+"""`keras-vit predict`: the classes of images."""
 
-import contextlib
-import json
+import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit import pictures
+from keras_vit_cli import output
+from keras_vit_cli.backend import load_library
+from keras_vit_cli.options import CHECKPOINT, Debug, check_source
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from keras_vit.pictures import Found
     from keras_vit.runtime import Runtime
 
-app = typer.Typer()
-out = Console()
-err = Console(stderr=True)
-
-BAR = 24
-TAKES_PICTURES = (1, 3)
+CHANNELS = (1, 3)
 
 
 class Score(NamedTuple):
-    """A class and its probability; the label is the number where the model has no names."""
+    """A class and its probability; the label is the number if the model has no names."""
 
     number: int
     label: str
     score: float
 
 
-class Answer(NamedTuple):
-    """What came of a picture: its best classes, or why there are none."""
+class Prediction(NamedTuple):
+    """The best classes of an image, or the error that it caused."""
 
     image: str
     classes: list[Score]
     error: str | None = None
 
 
-@app.command()
 def predict(
     model: Annotated[
         str,
         typer.Argument(
-            help="A run folder, a .keras file, an export (a SavedModel's folder, .tflite, .onnx) "
-            "or any checkpoint: a path, a name that `keras-vit models` lists, "
-            "hf://organisation/name\\[@revision]\\[/file], https://..."
+            help="A run folder, a .keras file, an export (the folder of a SavedModel, .tflite, "
+            f".onnx) or a checkpoint: {CHECKPOINT}"
         ),
     ],
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGE...",
-            help="Picture files; folders, with those inside; globs such as 'photos/**/*.jpg'.",
+            metavar="IMAGE",
+            help="Image files, folders and their subfolders, globs such as 'photos/**/*.jpg'.",
         ),
     ],
     top_k: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures run at a time.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 32,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line for each picture.")
+        bool, typer.Option("--json", help="Print one JSON object a line for each image.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    debug: Debug = False,
 ) -> None:
-    """Name the classes of pictures: keras-vit predict runs/flowers photos.
+    """Classify images.
 
-    Prints the best classes and their probabilities: with bars on a terminal, else a line for each
-    class, of picture, class and score between tabs. A picture that cannot be read gets a line on
-    stderr, and with --json an object with "error"; the others go on, and the exit code is 1.
+    Prints the best classes and their probabilities. On a terminal they have bars; in a pipe, each
+    line is an image, a class and a score, separated by tabs. An image that cannot be read is
+    reported on stderr (with --json also as an object with "error"), the others are classified,
+    and the exit code is 1.
+
+    Example: keras-vit predict runs/flowers photos
     """
-    found = list(pictures.find(images))
-    if all(item.problem for item in found):  # nothing to import a backend for
-        _show([_failed(item.path, item.problem) for item in found], as_json)
+    if not any(os.path.lexists(name) or glob.has_magic(name) for name in images):
+        _show([Prediction(name, [], "there is no such file") for name in images], as_json)
         raise typer.Exit(1)
-    from keras_vit import cli
+    check_source("model", model)
+    load_library()
+    from keras_vit import pictures, runtime
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    cli._library()
-    from keras_vit import runtime
-
-    with cli._step(f"Reading {model}"):
+    found = list(pictures.find(images))
+    if all(item.problem for item in found):  # no need to read the model
+        _show([Prediction(item.path, [], item.problem) for item in found], as_json)
+        raise typer.Exit(1)
+    with output.step(f"Reading {model}"):
         opened = runtime.open(model)
     _check(opened)
     failed = False
-    with _progress(len(found)) as advance:
-        for answers in _answers(opened, found, top_k, batch_size):
-            failed |= any(answer.error for answer in answers)
-            advance(len(answers), lambda answers=answers: _show(answers, as_json))
+    with output.progress("Predicting", len(found)) as advance:
+        for predictions in _predictions(opened, found, top_k, batch_size):
+            failed |= any(prediction.error for prediction in predictions)
+            advance(len(predictions), lambda done=predictions: _show(done, as_json))
     if failed:
         raise typer.Exit(1)
 
@@ -102,20 +100,21 @@ def _check(opened: "Runtime") -> None:
         )
     if config.pooling is None:
         raise ValueError(
-            "model must pool its tokens to say one thing of a picture. "
-            f"Received: {path}, with pooling=None"
+            f"model must pool its tokens to classify an image. Received: {path}, with pooling=None"
         )
-    if config.in_channels not in TAKES_PICTURES:
+    if config.in_channels not in CHANNELS:
         raise ValueError(
-            "model must take grey or RGB pictures. "
+            "model must take gray or RGB images. "
             f"Received: {path}, with in_channels={config.in_channels}"
         )
 
 
-def _answers(
-    opened: "Runtime", found: Sequence[pictures.Found], top_k: int, batch_size: int
-) -> Iterator[list[Answer]]:
-    """The answers in the order of the files, batch after batch; only one batch is in memory."""
+def _predictions(
+    opened: "Runtime", found: "Sequence[Found]", top_k: int, batch_size: int
+) -> Iterator[list[Prediction]]:
+    """Predictions in the order of the files, a batch at a time; one batch is in memory."""
+    from keras_vit import pictures
+
     batch: list[tuple[str, np.ndarray | None, str]] = []
     count = 0
     for path, problem in found:
@@ -128,103 +127,72 @@ def _answers(
         batch.append((path, array, problem or ""))
         count += array is not None
         if count == batch_size:
-            yield _answer(opened, batch, top_k)
+            yield _predict(opened, batch, top_k)
             batch, count = [], 0
     if batch:
-        yield _answer(opened, batch, top_k)
+        yield _predict(opened, batch, top_k)
 
 
-def _answer(
-    opened: "Runtime", batch: Sequence[tuple[str, np.ndarray | None, str]], top_k: int
-) -> list[Answer]:
+def _predict(
+    opened: "Runtime", batch: "Sequence[tuple[str, np.ndarray | None, str]]", top_k: int
+) -> list[Prediction]:
+    import numpy as np
+
     arrays = [array for _, array, _ in batch if array is not None]
     rows = iter(opened.probabilities(np.stack(arrays)) if arrays else ())
-    answers = []
+    predictions = []
     for path, array, problem in batch:
         if array is None:
-            answers.append(_failed(path, problem))
+            predictions.append(Prediction(path, [], problem))
             continue
         row = next(rows)
         if not np.isfinite(row).all():
-            answers.append(_failed(path, "the model's answer is not a finite number"))
+            error = "a probability is not a finite number"
+            predictions.append(Prediction(path, [], error))
             continue
         best = np.argsort(-row, kind="stable")[:top_k].tolist()
-        answers.append(Answer(path, [_score(opened, i, row) for i in best]))
-    return answers
+        predictions.append(Prediction(path, [_score(opened, i, row) for i in best]))
+    return predictions
 
 
-def _score(opened: "Runtime", number: int, row: np.ndarray) -> Score:
+def _score(opened: "Runtime", number: int, row: "np.ndarray") -> Score:
     label = str(number) if opened.labels is None else opened.labels[number]
     return Score(number, label, float(row[number]))
-
-
-def _failed(path: str, problem: str | None) -> Answer:
-    return Answer(path, [], problem)
 
 
 # -- what is printed
 
 
-def _show(answers: Sequence[Answer], as_json: bool) -> None:
-    """Results to stdout, and a line on stderr for each failure."""
-    for answer in answers:
-        if answer.error is not None:
-            line = f"keras-vit: error: {_printable(answer.image)}: {_printable(answer.error)}"
-            err.print(line, markup=False, highlight=False, soft_wrap=True)
+def _show(predictions: Sequence[Prediction], as_json: bool) -> None:
+    """Prints results to stdout, and a line to stderr for each error."""
+    for prediction in predictions:
+        image, classes, error = prediction
+        if error is not None:
+            output.print_error(f"{output.printable(image)}: {error}")
         if as_json:
-            print(json.dumps(_as_json(answer)), flush=True)
-        elif out.is_terminal and not answer.error:
-            out.print(Text(_printable(answer.image), "bold"), soft_wrap=True)
-            out.print(_table(answer.classes))
-        else:  # for grep and cut
-            for _, label, score in answer.classes:
-                fields = (_printable(answer.image), _printable(label), f"{score:.6f}")
-                print(*fields, sep="\t", flush=True)
+            output.print_json(_record(prediction), indent=None)
+        elif output.out.is_terminal and not error:
+            output.out.print(Text(output.printable(image), "bold"), soft_wrap=True)
+            output.out.print(_table(classes))
+        else:
+            output.print_rows((image, label, f"{score:.6f}") for _, label, score in classes)
 
 
-def _as_json(answer: Answer) -> dict[str, Any]:
-    if answer.error is not None:
-        return {"image": answer.image, "error": answer.error}
+def _record(prediction: Prediction) -> dict[str, Any]:
+    if prediction.error is not None:
+        return {"image": prediction.image, "error": prediction.error}
     classes = [
-        {"class": number, "label": label, "score": score} for number, label, score in answer.classes
+        {"class": number, "label": label, "score": score}
+        for number, label, score in prediction.classes
     ]
-    return {"image": answer.image, "classes": classes}
+    return {"image": prediction.image, "classes": classes}
 
 
 def _table(classes: Sequence[Score]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
     table.add_column(overflow="fold", min_width=16)
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True, min_width=BAR)
+    table.add_column(no_wrap=True, min_width=output.BAR)
     for _, label, score in classes:
-        bar = "━" * round(BAR * min(max(score, 0.0), 1.0))
-        table.add_row(Text(_printable(label)), f"{score:.4f}", bar)
+        output.add_score(table, label, score=score)
     return table
-
-
-def _printable(text: str) -> str:
-    """Tabs, line ends and what steers a terminal as escapes: a file's name may hold them."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int, Callable[[], None]], None]]:
-    """A bar on stderr, and what moves it on and prints while it is out of the way."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-        redirect_stdout=False,  # it would go where the bar is
-        disable=not err.is_terminal or total < 2,
-    ) as progress:
-        task = progress.add_task("Predicting", total=total)
-
-        def advance(count: int, show: Callable[[], None]) -> None:
-            progress.stop()
-            show()
-            progress.advance(task, count)
-            progress.start()
-
-        yield advance

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "keras_vit"
 FILES = sorted(PACKAGE.rglob("*.py"))
+COMMAND = sorted((ROOT / "keras_vit_cli").rglob("*.py"))
 
 # Part of the package: the parts of the package it may import.
 ARROWS = {
@@ -61,13 +62,31 @@ def test_imports_follow_the_arrows(path):
     part = name.removesuffix(".py").split("/")[0]
     for module, in_function in imports(path):
         top, _, rest = module.partition(".")
-        assert top not in ("training", "tests", "benchmarks"), f"{name} imports {module}"
+        outside = ("keras_vit_cli", "training", "tests", "benchmarks")
+        assert top not in outside, f"{name} imports {module}"
         if top in BACKENDS:
             allowed = name.startswith(BACKEND_FILES) and in_function
             assert allowed, f"{name} imports {module}"
         if top == "keras_vit" and part in ARROWS:
             target = rest.split(".")[0]
             assert target in ARROWS[part], f"{name} imports {module}"
+
+
+@pytest.mark.parametrize("path", COMMAND, ids=lambda p: p.name)
+def test_command_imports_the_library_in_functions(path):
+    tree = ast.parse(path.read_text())
+    typing = [node for node in tree.body if isinstance(node, ast.If)]
+    only_types = {
+        child.module
+        for node in typing
+        for child in ast.walk(node)
+        if isinstance(child, ast.ImportFrom)
+    }
+    for module, in_function in imports(path):
+        top = module.partition(".")[0]
+        assert top not in ("training", "tests", "benchmarks"), f"{path.name} imports {module}"
+        if top in {"keras", "keras_vit", *BACKENDS}:
+            assert in_function or module in only_types, f"{path.name} imports {module} at its top"
 
 
 def test_import_brings_nothing_heavy():
@@ -108,13 +127,13 @@ def test_source_never_runs_what_it_reads():
         r"except Exception:\s*pass",
         r"^\s*assert ",
     )
-    for path in [*FILES, *(ROOT / "training").rglob("*.py")]:
+    for path in [*FILES, *COMMAND, *(ROOT / "training").rglob("*.py")]:
         text = path.read_text()
         for pattern in patterns:
             assert not re.search(pattern, text, re.M), f"{path.name}: {pattern}"
 
 
 def test_files_are_short():
-    for folder in ("keras_vit", "training", "benchmarks", "tests"):
+    for folder in ("keras_vit", "keras_vit_cli", "training", "benchmarks", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             assert path.read_text().count("\n") <= 400, path

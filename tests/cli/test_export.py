@@ -1,6 +1,5 @@
 """The `export` command: what it reads, writes and prints."""
 
-import io
 import json
 
 import keras
@@ -11,7 +10,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import keras_vit
-from keras_vit import cli, cli_export, runtime
+from keras_vit import pictures, runtime
+from keras_vit_cli import export, main
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="an export runs on TensorFlow"
@@ -23,7 +23,7 @@ def call(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
-        return CliRunner().invoke(cli_export.app, [*map(str, arguments)])
+        return CliRunner().invoke(main.app, ["export", *map(str, arguments)])
 
     return call
 
@@ -69,14 +69,16 @@ def test_export_of_a_phone_s_file(call, tmp_path):
     (tmp_path / "empty").mkdir()
     for wrong, message in (
         (("--max-drop", 1), "--max-drop must come with --accuracy-data"),
-        (("--quantize", "int8", "--calibration", "empty"), "--calibration must hold pictures. Rec"),
+        (("--quantize", "int8", "--calibration", "empty"), "empty: no picture is in this folder"),
         (("--accuracy-data", "pets.keras"), "--accuracy-data must be a folder. Received: pets"),
     ):
         done = call("pets.keras", "--to", "tflite", "--overwrite", *wrong)
         assert done.exit_code == 1 and message in str(done.exception)
     (tmp_path / "photos" / "fox").mkdir()
     wrong = call("pets.keras", "--to", "tflite", "--overwrite", "--accuracy-data", "photos")
-    assert "folders named as classes: cat, dog, emu. Received: fox" in str(wrong.exception)
+    assert "photos must contain folders named as classes: cat, dog, emu. Received: fox" in str(
+        wrong.exception
+    )
 
 
 def test_export_of_a_model_without_a_head(call, tmp_path):
@@ -86,20 +88,21 @@ def test_export_of_a_model_without_a_head(call, tmp_path):
     assert runtime.open("eyes.tflite").outputs == ("features",)
     (tmp_path / "photos").mkdir()
     wrong = call("eyes.keras", "--to", "tflite", "--overwrite", "--accuracy-data", "photos")
-    assert "--accuracy-data must be left out for a model without" in str(wrong.exception)
+    assert "labeled images must be left out for a model without a head" in str(wrong.exception)
 
 
-def test_calibration_pictures_are_chosen_evenly(monkeypatch):
-    count = cli_export.CALIBRATION
-    for found in (3, count, 2 * count - 1, 5 * count):
-        monkeypatch.setattr(cli_export.pictures, "pixels", lambda path, config: int(path))
-        names = [cli_export.pictures.Found(str(i)) for i in range(found)]
-        monkeypatch.setattr(cli_export.pictures, "find", lambda folders, names=names: names)
-        given = cli_export._for_tflite({"calibration": "photos"}, tiny_model().config, None)
-        chosen = given["calibration"]
-        assert len(set(chosen)) == min(found, count)
-        assert (chosen[0], chosen[-1]) == (0, found - 1)
+def test_calibration_images_are_chosen_evenly(monkeypatch):
+    for files, count in ((3, 200), (200, 200), (399, 200), (1000, 200), (9, 5)):
+        monkeypatch.setattr(pictures, "pixels", lambda path, config: int(path))
+        monkeypatch.setattr(pictures, "find", lambda _, n=files: map(pictures.Found, _names(n)))
+        chosen = pictures.sample("photos", tiny_model().config, count)
+        assert len(set(chosen)) == min(files, count)
+        assert (chosen[0], chosen[-1]) == (0, files - 1)
         assert np.ptp(np.diff(chosen)) <= 1
+
+
+def _names(count):
+    return [str(number) for number in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -134,18 +137,9 @@ def test_export_of_an_onnx_file(call, tmp_path):
 
 def test_export_without_tensorflow_says_how_to_get_it(call, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = call("none.keras", "--to", "saved_model")
+    done = call("none", "--to", "saved_model")
     assert isinstance(done.exception, ImportError)
     assert "pip install 'keras3-vit[export]'" in str(done.exception)
-
-
-@pytest.mark.parametrize("command", [[], ["export"], ["info"], ["serve-config"], ["request"]])
-def test_command_explains_itself(command):
-    done = CliRunner().invoke(cli.app, [*command, "--help"])
-    assert done.exit_code == 0, done.exception
-    assert all(name in done.stdout for name in command or ("export", "serve-config", "request"))
-    if "info" in command or "export" in command:
-        assert "name[@revision][/file]" in done.stdout  # no markup
 
 
 def test_export_of_a_checkpoint_as_json(call, tmp_path):
@@ -160,15 +154,6 @@ def test_export_of_a_checkpoint_as_json(call, tmp_path):
     assert again.exit_code == 1 and "Received: version=7" in str(again.exception)
 
 
-def test_table_takes_no_name_for_markup():
-    from rich.console import Console
-
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(cli_export._table([("file", "a [fish]/1"), ("size", "[/b]")]))
-    text = console.export_text()
-    assert "a [fish]/1" in text and "[/b]" in text
-
-
 @pytest.mark.parametrize(
     "source, name",
     [
@@ -181,4 +166,4 @@ def test_table_takes_no_name_for_markup():
     ],
 )
 def test_name_of_the_folder(source, name):
-    assert cli_export._name(source) == name
+    assert export._name(source) == name

@@ -14,8 +14,9 @@ from conformance import run, tiny_model
 from PIL import Image
 from typer.testing import CliRunner
 
-from keras_vit import cli_predict, pictures, preprocessing, runtime
+from keras_vit import pictures, preprocessing, runtime
 from keras_vit.export.saved_model import export_saved_model
+from keras_vit_cli import main
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the runtimes are tested on every backend"
@@ -52,7 +53,7 @@ def call(folder, opening, monkeypatch):
     monkeypatch.setattr(runtime, "open", opening)
 
     def call(*arguments):
-        return CliRunner().invoke(cli_predict.app, [*map(str, arguments)])
+        return CliRunner().invoke(main.app, ["predict", *map(str, arguments)])
 
     return call
 
@@ -98,9 +99,8 @@ def test_predict_prints_columns_for_a_pipe(call, model):
 
 
 @pytest.mark.parametrize("columns", [50, 120])
-def test_predict_draws_bars_on_a_terminal(call, monkeypatch, columns):
-    console = cli_predict.Console(force_terminal=True, width=columns, file=io.StringIO())
-    monkeypatch.setattr(cli_predict, "out", console)
+def test_predict_draws_bars_on_a_terminal(call, terminal, columns):
+    console = terminal("out", columns, file=io.StringIO())
     done = call(".", "photos/inside", "photos/a.jpg")
     assert done.exit_code == 0, done.exception
     text = console.file.getvalue()
@@ -109,9 +109,8 @@ def test_predict_draws_bars_on_a_terminal(call, monkeypatch, columns):
     assert all(len(line) <= columns + 8 for line in text.splitlines())  # and the codes for bold
 
 
-def test_predict_progress_stays_out_of_the_results(call, monkeypatch):
-    console = cli_predict.Console(force_terminal=True, width=80, file=io.StringIO())
-    monkeypatch.setattr(cli_predict, "err", console)
+def test_predict_progress_stays_out_of_the_results(call, terminal):
+    console = terminal("err", file=io.StringIO())
     done = call("model.keras", "nothing.png", "photos", "--json", "--batch-size", 1)
     assert done.exit_code == 1  # though all is well in the last batches
     assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [
