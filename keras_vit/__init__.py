@@ -3,6 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from keras_vit import keras_version  # noqa: F401  the first: its error says what to install
+
+# isort: split
 from keras_vit import layers, preprocessing
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT

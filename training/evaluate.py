@@ -71,7 +71,7 @@ def _positive(text: str) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> dict:
-    from keras_vit import backend
+    from keras_vit_cli import backend
 
     backend.choose()
     from training import recipe, report

@@ -101,7 +101,7 @@ def _list() -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from keras_vit import backend
+    from keras_vit_cli import backend
 
     backend.choose()
     from training import recipe as recipes_
