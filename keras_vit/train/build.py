@@ -5,9 +5,9 @@ from typing import Any
 import keras
 
 import keras_vit
-from training.distribution import Devices
-from training.optimizers import make_optimizer
-from training.recipe import Recipe
+from keras_vit.train.distribution import Devices
+from keras_vit.train.optim.optimizer import make_optimizer
+from keras_vit.train.recipe import Recipe
 
 
 class SigmoidCrossentropy(keras.losses.Loss):
@@ -83,7 +83,7 @@ def compile_model(
         model: The model of `build_model`.
         recipe: A `Recipe`.
         steps: Batches in the whole run, over which the learning rate goes.
-        devices: What `training.distribution.scope` yields, inside it; None is one device.
+        devices: What `keras_vit.train.scope` yields, inside it; None is one device.
     """
     devices = devices or Devices()
     make = keras.losses.CategoricalCrossentropy

@@ -6,7 +6,6 @@ deviation, L2 regularisation of 2^10, three draws of pictures, and more shots ad
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -55,7 +54,7 @@ def few_shot_accuracy(
     return float(np.mean(classes[scores.argmax(-1)] == test_labels))
 
 
-def evaluate(
+def evaluate_few_shot(
     model: keras.Model,
     train: Iterable,
     test: Iterable,
@@ -77,10 +76,6 @@ def evaluate(
     Returns:
         "few_shot_5" -> accuracy, for each of `shots`.
     """
-    if keras.backend.backend() == "jax":
-        # SwapEMAWeights leaves one array to two variables, and predicting gives it away.
-        for weight in model.weights:
-            weight.assign(np.array(weight))
     backbone = model.features()
     if len(backbone.output_shape) != 2:
         raise ValueError(
@@ -92,40 +87,6 @@ def evaluate(
         f"few_shot_{n}": float(np.mean([few_shot_accuracy(*data, n, s, l2) for s in range(seeds)]))
         for n in shots
     }
-
-
-class FewShot(keras.callbacks.Callback):
-    """Adds the few-shot accuracy to the logs of an epoch, as `few_shot_5` and so on.
-
-    Where weights are averaged, put it after Keras' `SwapEMAWeights(swap_on_epoch=True)`.
-
-    Args:
-        train: As of `evaluate`.
-        test: As of `evaluate`.
-        shots: Examples a class.
-        every: Epochs between two evaluations; None evaluates after the last epoch only, which
-            always has one.
-        **kwargs: Further arguments of `evaluate`.
-    """
-
-    def __init__(
-        self,
-        train: Iterable,
-        test: Iterable,
-        shots: Sequence[int] = (5,),
-        every: int | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__()
-        self.data = (train, test)
-        self.shots = shots
-        self.every = every
-        self.kwargs = kwargs
-
-    def on_epoch_end(self, epoch, logs=None):
-        last = epoch + 1 == self.params["epochs"] or self.model.stop_training
-        if logs is not None and (last or (self.every and (epoch + 1) % self.every == 0)):
-            logs.update(evaluate(self.model, *self.data, self.shots, **self.kwargs))
 
 
 def solve(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:

@@ -1,12 +1,12 @@
-"""A recipe as plain Keras: `run` builds, compiles, fits, and leaves a run folder.
+"""A recipe as plain Keras: `train` builds, compiles, fits, and leaves a run folder.
 
-In a notebook:
+The same step by step, in a notebook:
 
->>> recipe = training.recipes.load("digits")
->>> source = open_source(recipe.data)
->>> model = build_model(recipe, source)
->>> compile_model(model, recipe, steps=1000)
->>> batches = train_batches(source, model.config, recipe.augment, recipe.run.batch_size, seed=0)
+>>> recipe = train.load_recipe("digits")  # after: from keras_vit import train
+>>> source = train.open_source(recipe.data)
+>>> model = train.build_model(recipe, source)
+>>> train.compile_model(model, recipe, steps=1000)
+>>> batches = train.train_batches(source, model.config, recipe.augment, 32, seed=0)
 >>> model.fit(batches, epochs=10, steps_per_epoch=100, shuffle=False)
 """
 
@@ -17,7 +17,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,28 @@ import numpy as np
 
 import keras_vit
 from keras_vit.runs import CHECKPOINTS, LOG, MODEL, RECIPE, RESULTS
+from keras_vit.train import distribution
+from keras_vit.train.build import build_model, compile_model
+from keras_vit.train.checkpoint.checkpoint import Checkpoint
+from keras_vit.train.checkpoint.files import Start
+from keras_vit.train.checkpoint.lock import Lock
+from keras_vit.train.checkpoint.sigterm import CODE
+from keras_vit.train.data.batching import test_batches, train_batches
+from keras_vit.train.data.sources import Source, open_source
+from keras_vit.train.data.splits import Part
+from keras_vit.train.few_shot import evaluate_few_shot
+from keras_vit.train.optim.schedule import PerUpdate, make_schedule
+from keras_vit.train.recipe import Recipe, differences, override
+from keras_vit.train.recipe_files import load_recipe
+from keras_vit.train.run import callbacks as watch
+from keras_vit.train.run import report, report_figures, run_folder, trained_model
 from keras_vit.weights.atomic import TEMPORARY, atomic_path
-from training import callbacks as watch
-from training import distribution, few_shot, plain, recipe, report, run_folder, seen
-from training.build import build_model, compile_model
-from training.checkpoint import Checkpoint
-from training.data import Part, Source, open_source, test_batches, train_batches
-from training.optimizers import PerUpdate, make_schedule
-from training.recipe import Recipe
-from training.sigterm import CODE
-from training.snapshots import Lock, Start
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class Plan:
+class RunPlan:
     """What is about to be trained."""
 
     recipe: Recipe
@@ -53,7 +59,7 @@ class Plan:
     epochs: int
     steps_per_epoch: int
     start: Start = Start()
-    """Where it begins, or goes on."""
+    """Where it begins or resumes."""
 
 
 def epochs_of(steps: int, num_examples: int, batch_size: int, multiple: int = 1) -> tuple[int, int]:
@@ -76,38 +82,56 @@ def epochs_of(steps: int, num_examples: int, batch_size: int, multiple: int = 1)
     return math.ceil(steps / each), each
 
 
-def run(
-    recipe: Recipe,
+def train(
+    recipe: Recipe | str | os.PathLike | None,
     workdir: str | os.PathLike,
     *,
+    overrides: Iterable[str] = (),
+    data: str | os.PathLike | None = None,
     devices: str = "auto",
     resume: bool = True,
     accept_changes: bool = False,
     verbose: int | str = "auto",
     callbacks: Sequence[keras.callbacks.Callback] = (),
-    on_start: Callable[[Plan], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Trains by a recipe with `model.fit` and leaves everything in one folder.
 
     What can be wrong is found before the first step: the folder, the data, the batch, the disk. A
-    run that was cut off goes on where its last checkpoint was made, and one that is finished is
-    left alone.
+    run that was cut off resumes from its last checkpoint. A finished run is left alone.
 
     Args:
-        recipe: A `Recipe`.
+        recipe: A `Recipe`, the name of one of `list_recipes`, or the path of a recipe file. None
+            is the recipe of the run in `workdir`.
         workdir: The run folder: new, empty, or that of a run.
-        devices: As of `training.distribution.scope`. Of several processes the first one writes.
-        resume: Whether a run that is there already is gone on with; otherwise it is an error.
-        accept_changes: Whether it is when its recipe was another, too.
-        verbose: As of `fit`, but "auto" is a bar on a terminal, one line an epoch elsewhere.
+        overrides: Changes to the recipe's fields, such as "optimizer.learning_rate=3e-4".
+        data: Path of the data; the same as an override of data.path.
+        devices: See `keras_vit.train.scope`. Of several processes the first one writes.
+        resume: Whether to resume an existing run. If False, an existing run is an error.
+        accept_changes: Whether to resume even if the recipe has changed.
+        verbose: See Keras' `fit`; "auto" is a bar on a terminal, and one line an epoch elsewhere.
         callbacks: Further callbacks for `fit`.
-        on_start: Called by the first process before the first step.
+        say: Called by the first process with what a user wants to read, such as `print`: what is
+            about to be trained, and where the results are.
 
     Returns:
-        What was reached: "top1", "top5", "steps", "seconds", "images_per_second", and "few_shot"
-        where the recipe asks for it. In other processes than the first, nothing.
+        The results: "top1", "top5", "steps", "seconds", "images_per_second", and "few_shot" if the
+        recipe asks for it. Empty in all processes but the first.
+
+    Example:
+
+    >>> results = keras_vit.train.train("digits", "runs/digits", overrides=["run.epochs=10"])
     """
     workdir = Path(workdir)
+    if recipe is None:
+        recipe = run_folder.read_recipe(workdir)
+    elif not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    recipe = override(recipe, overrides)
+    if data is not None:
+        changed = dataclasses.replace(recipe.data, path=os.fspath(data))
+        recipe = dataclasses.replace(recipe, data=changed)
+    say = say or _say_nothing
     lock, checkpoint = Lock(workdir), None
     try:
         with distribution.scope(devices) as where:
@@ -115,8 +139,12 @@ def run(
                 run_folder.check_folder(workdir, resume)
             _check_same_recipe(recipe, where)
             changed = run_folder.check_changes(recipe, workdir, accept_changes)
-            if not changed and (found := run_folder.read_results(workdir)) is not None:
-                return found if where.is_chief else {}
+            if not changed and (results := run_folder.read_results(workdir)) is not None:
+                if not where.is_chief:
+                    return {}
+                say("This run was finished before, and is left alone.")
+                say(_summary_of_results(results, workdir))
+                return results
             plan = _plan(recipe, where)
             if where.is_chief:
                 run_folder.check_space(workdir, plan.model)
@@ -130,18 +158,21 @@ def run(
             )
             run_folder.check_shared(workdir, where)
             plan.start = checkpoint.restore(plan.model)
-            _go_on(plan)
+            _keep_epochs(plan)
             checkpoint.extra = _facts_of(plan)
             if where.is_chief:
                 _begin(plan, workdir)
-                if on_start is not None:
-                    on_start(plan)
+                say(_summary_of_plan(plan))
             # Where this very run has come to its end, it only has to be reported.
             if plan.start.stopped and plan.start.extra["recipe"] == recipe.to_dict():
                 plan.epochs = plan.start.epoch
-            reached = _fit(plan, workdir, checkpoint, verbose, callbacks)
-            weights = plain.plain_weights(plan.model)
-        return _finish(plan, workdir, weights, reached) if where.is_chief else {}
+            results = _fit(plan, workdir, checkpoint, verbose, callbacks)
+            weights = trained_model.plain_weights(plan.model)
+        if not where.is_chief:
+            return {}
+        results = _finish(plan, workdir, weights, results)
+        say(_summary_of_results(results, workdir))
+        return results
     except ConnectionError as error:
         if checkpoint is None or not checkpoint.interrupted:
             raise
@@ -154,7 +185,7 @@ def run(
         lock.release()
 
 
-def _plan(recipe: Recipe, devices: distribution.Devices) -> Plan:
+def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:
     """Data and model, or an error about what does not fit."""
     if not devices.is_chief:
         devices.barrier()  # one process downloads, the others find it done
@@ -183,10 +214,10 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> Plan:
     keras.utils.set_random_seed(recipe.run.seed)
     model = build_model(recipe, source)
     compile_model(model, recipe, steps, devices)
-    return Plan(recipe, source, devices, model, steps, epochs, each)
+    return RunPlan(recipe, source, devices, model, steps, epochs, each)
 
 
-def _go_on(plan: Plan) -> None:
+def _keep_epochs(plan: RunPlan) -> None:
     """Keeps the epochs of a run that goes on, as many as its steps now are.
 
     Raises:
@@ -216,7 +247,7 @@ def _go_on(plan: Plan) -> None:
     plan.steps_per_epoch, plan.epochs = each, start.epoch + math.ceil(left / each)
 
 
-def _facts_of(plan: Plan) -> dict[str, Any]:
+def _facts_of(plan: RunPlan) -> dict[str, Any]:
     """What a checkpoint says of its run."""
     return {
         "devices": str(plan.devices),
@@ -226,7 +257,7 @@ def _facts_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _begin(plan: Plan, workdir: Path) -> None:
+def _begin(plan: RunPlan, workdir: Path) -> None:
     """What is in the folder before the first step."""
     start, now = plan.start, str(plan.devices)
     if start.step == 0:  # what a run left that never came to a checkpoint
@@ -244,7 +275,7 @@ def _begin(plan: Plan, workdir: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _fit(plan: Plan, workdir: Path, checkpoint, verbose, callbacks) -> dict[str, Any]:
+def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[str, Any]:
     """Trains; every process does."""
     recipe, devices, config = plan.recipe, plan.devices, plan.model.config
     batch, every = recipe.run.batch_size, recipe.evaluation.every
@@ -286,18 +317,18 @@ def _fit(plan: Plan, workdir: Path, checkpoint, verbose, callbacks) -> dict[str,
     }
 
 
-def _finish(plan: Plan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
+def _finish(plan: RunPlan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
     """Saves the model, looks at it, and reports; one process does, on one device."""
     recipe, source = plan.recipe, plan.source
-    model = plain.plain_model(plan.model, weights)
+    model = trained_model.plain_model(plan.model, weights)
     size = _evaluation_batch(plan)
     tests = test_batches(source.test, model.config, size, source.num_classes)
-    model = plain.save_plain(model, workdir / MODEL, recipe.loss.name, tests)
+    model = trained_model.save_plain(model, workdir / MODEL, recipe.loss.name, tests)
     predictions = report.predict(model, tests)
     reached = {"top1": predictions.top1, "top5": predictions.top5, **reached}
     if shots := recipe.evaluation.few_shot:
         pictures = test_batches(source.train, model.config, size, source.num_classes)
-        reached["few_shot"] = few_shot.evaluate(model, pictures, tests, shots)
+        reached["few_shot"] = evaluate_few_shot(model, pictures, tests, shots)
     batch, num_examples = recipe.run.batch_size, source.train.num_examples
     steps = reached["steps"]
     facts = {
@@ -310,17 +341,58 @@ def _finish(plan: Plan, workdir: Path, weights, reached: dict[str, Any]) -> dict
     }
     for name, value in reached.get("few_shot", {}).items():
         facts[f"linear, {name.removeprefix('few_shot_')} pictures a class"] = f"{value:.2%}"
-    looked_at = seen.draw(model, source.test.ordered().as_numpy_iterator(), workdir)
+    looked_at = report_figures.draw(model, source.test.ordered().as_numpy_iterator(), workdir)
     report.write(workdir, recipe, predictions, facts, model.config.labels, looked_at)
     with atomic_path(workdir / RESULTS) as temporary:  # the last of all: the run is finished
         temporary.write_text(json.dumps(reached, indent=2) + "\n", encoding="utf-8")
     return reached
 
 
-def _evaluation_batch(plan: Plan) -> int:
+def _evaluation_batch(plan: RunPlan) -> int:
     """What the recipe says, or a little more, so that all devices get the same."""
     size, replicas = plan.recipe.evaluation.batch_size, plan.devices.replicas
     return -(-(size or plan.recipe.run.batch_size) // replicas) * replicas
+
+
+def _summary_of_plan(plan: RunPlan) -> str:
+    """What is about to be trained, on what."""
+    recipe, source, devices = plan.recipe, plan.source, plan.devices
+    batch = recipe.run.batch_size
+    lines = [
+        f"{recipe.name}: {plan.model.count_params():,} parameters, "
+        f"{source.train.num_examples:,} training and {source.test.num_examples:,} test "
+        f"images of {source.num_classes} classes",
+        machine(devices),
+    ]
+    update = batch * recipe.optimizer.accumulate
+    line = f"{plan.steps:,} steps of {batch:,} in {plan.epochs:,} epochs"
+    if devices.replicas > 1:
+        line += f", {batch // devices.replicas:,} a device"
+    if update != batch:
+        line += f", an update every {update:,}"
+    line += f"; learning rate {recipe.learning_rate:g} for the whole"
+    if recipe.optimizer.base_batch is not None:
+        given, base = recipe.optimizer.learning_rate, recipe.optimizer.base_batch
+        line += f" ({given:g} for {base:,})"
+    lines.append(line)
+    if plan.start.step:
+        epoch = min(plan.start.epoch + 1, plan.epochs)
+        lines.append(f"resumes at step {plan.start.step:,}, in epoch {epoch:,}")
+    return "\n".join(lines)
+
+
+def _summary_of_results(results: dict[str, Any], workdir: Path) -> str:
+    """What was reached, and where it is."""
+    top5 = "" if results["top5"] is None else f", top-5 {results['top5']:.2%}"
+    return (
+        f"\nTest: top-1 {results['top1']:.2%}{top5}, after {results['seconds'] / 60:.1f} minutes\n"
+        f"{workdir}/report.md    curves, mistakes and what to do next\n"
+        f"{workdir}/model.keras  the model"
+    )
+
+
+def _say_nothing(message: str) -> None:
+    del message
 
 
 def machine(devices: distribution.Devices) -> str:
@@ -340,7 +412,7 @@ def _check_same_recipe(ours: Recipe, devices: distribution.Devices) -> None:
     rows = devices.gather(np.frombuffer(text.ljust(size), "uint8"))
     first, *others = (Recipe.from_dict(json.loads(row.tobytes())) for row in rows)
     for number, other in enumerate(others, 1):
-        if lines := recipe.differences(first, other):
+        if lines := differences(first, other):
             raise ValueError(
                 "recipe must be the same in every process. Received, in process 0 and "
                 f"{number}: {'; '.join(lines)}"

@@ -1,13 +1,14 @@
 """What a recipe is: everything that a training run is made of, as plain typed fields.
 
-A recipe is a function in `training/recipes/` that returns a `Recipe`. Any field can be changed by
-its name (`override`), and the resolved recipe is written to the run folder as JSON.
+A recipe file has a function that returns a `Recipe` (see `recipe_files.py`). Any field can be
+changed by its name (`override`), and the resolved recipe is written to the run folder as JSON.
 """
 
 import dataclasses
 import difflib
 import json
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -204,8 +205,8 @@ class Recipe:
 
     def steps(self, num_examples: int) -> int:
         """Batches in the whole run."""
-        if self.run.steps is not None:
-            return self.run.steps
+        if self.run.epochs is None:
+            return typing.cast(int, self.run.steps)  # a run states one of the two
         return max(1, round(self.run.epochs * num_examples / self.run.batch_size))
 
     @property
@@ -227,7 +228,7 @@ class Recipe:
         parts = {}
         for name, value in fields.items():
             part = _known(types_, name, "recipe")
-            if dataclasses.is_dataclass(part):
+            if isinstance(part, type) and dataclasses.is_dataclass(part):
                 inner = typing.get_type_hints(part)
                 value = part(
                     **{
@@ -237,6 +238,18 @@ class Recipe:
                 )
             parts[name] = value
         return cls(**parts)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike) -> "Recipe":
+        """Reads the recipe.json of a run folder.
+
+        Raises:
+            ValueError: The file is not a recipe; the message names it.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} cannot be read as a recipe: {error}") from error
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
@@ -257,18 +270,6 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
             value = {"None": None, "True": True, "False": False}.get(text, text)
         recipe = _replace(recipe, name.split("."), value, name)
     return recipe
-
-
-def read(path: str | Path) -> Recipe:
-    """The recipe that a run folder states.
-
-    Raises:
-        ValueError: The file is not one; the message names it.
-    """
-    try:
-        return Recipe.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read as a recipe: {error}") from error
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

@@ -1,15 +1,12 @@
 """The few-shot evaluation against scikit-learn, and as a callback of `fit`."""
 
-import types
-
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conformance import arrays, tiny_model, to_numpy
+from conformance import tiny_model, to_numpy
 from sklearn.linear_model import Ridge
 
-from training import few_shot
+from keras_vit.train import few_shot
 
 CLASSES, WIDTH, L2 = 3, 6, 7.0
 
@@ -98,7 +95,7 @@ def test_accuracy_with_labels_that_have_gaps_and_classes_that_have_few():
 def test_evaluate_reads_the_features_before_the_head():
     model = tiny_model(depth=1, pooling="mean", final_norm="after_pooling")
     train, test = pictures(model.config, 24, seed=0), pictures(model.config, 14, seed=1)
-    results = few_shot.evaluate(model, train, test, shots=(1, 4), seeds=2, l2=L2)
+    results = few_shot.evaluate_few_shot(model, train, test, shots=(1, 4), seeds=2, l2=L2)
     assert list(results) == ["few_shot_1", "few_shot_4"]
 
     def arrays(data):
@@ -111,58 +108,10 @@ def test_evaluate_reads_the_features_before_the_head():
     assert results["few_shot_4"] > 0.8
     # The negative control: features that are all alike.
     model.get_layer("encoder_norm").gamma.assign(0 * model.get_layer("encoder_norm").gamma)
-    assert few_shot.evaluate(model, train, test, (4,), 1, L2)["few_shot_4"] < 0.5
+    assert few_shot.evaluate_few_shot(model, train, test, (4,), 1, L2)["few_shot_4"] < 0.5
 
 
 def test_evaluate_needs_one_vector_a_picture():
     model = tiny_model("all_tokens")
     with pytest.raises(ValueError, match="one feature vector a picture"):
-        few_shot.evaluate(model, [], [])
-
-
-@pytest.mark.parametrize(("every", "epochs"), [(None, [4]), (2, [1, 3, 4])])
-def test_callback_logs_chosen_epochs_and_the_last(every, epochs, monkeypatch):
-    monkeypatch.setattr(few_shot, "evaluate", lambda *args, **kwargs: {"few_shot_5": 0.5})
-    callback = few_shot.FewShot([], [], every=every)
-    callback.set_model(types.SimpleNamespace(stop_training=False))
-    callback.set_params({"epochs": 5})
-    logs = [{} for _ in range(5)]
-    for epoch, log in enumerate(logs):
-        callback.on_epoch_end(epoch, log)
-    assert [epoch for epoch, log in enumerate(logs) if log] == epochs
-    callback.model.stop_training = True
-    callback.on_epoch_end(0, logs[0])
-    assert logs[0]  # the last epoch is where training stops
-
-
-def test_callback_sees_the_weights_of_its_epoch():
-    model = tiny_model(depth=1, pooling="mean", final_norm="after_pooling")
-    train, test = pictures(model.config, 24, seed=0), pictures(model.config, 14, seed=1)
-    arguments = {"shots": (1, 2), "seeds": 2, "l2": L2}
-    before = few_shot.evaluate(model, train, test, **arguments)
-    model.compile(keras.optimizers.SGD(0.5), keras.losses.CategoricalCrossentropy(from_logits=True))
-    callback = few_shot.FewShot(train, test, **arguments)
-    history = model.fit(train, epochs=1, shuffle=False, callbacks=[callback], verbose=0).history
-    after = few_shot.evaluate(model, train, test, **arguments)
-    assert {name: history[name] for name in after} == {name: [v] for name, v in after.items()}
-    assert before != after
-
-
-def test_callback_sees_the_averages_that_are_swapped_in(monkeypatch):
-    seen, evaluate = [], few_shot.evaluate
-
-    def spy(model, *args, **kwargs):
-        seen.append(arrays(model)["head/kernel"])
-        return evaluate(model, *args, **kwargs)
-
-    monkeypatch.setattr(few_shot, "evaluate", spy)
-    for swap in (True, False):
-        model = tiny_model(depth=1, pooling="mean", final_norm="after_pooling")
-        train, test = pictures(model.config, 24, seed=0), pictures(model.config, 14, seed=1)
-        optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
-        model.compile(optimizer, keras.losses.CategoricalCrossentropy(from_logits=True))
-        swapper = keras.callbacks.SwapEMAWeights(swap_on_epoch=swap)
-        callbacks = [swapper, few_shot.FewShot(train, test, (1,), seeds=1)]
-        model.fit(train, epochs=1, shuffle=False, callbacks=callbacks, verbose=0)
-        error = np.abs(arrays(model)["head/kernel"] - seen[-1]).max()  # `fit` leaves the averages
-        assert (error < 1e-5) == swap
+        few_shot.evaluate_few_shot(model, [], [])

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import keras_vit
-from training import build, data, fit, plain, recipe
-from training.distribution import devices
-from training.distribution.devices import jit_compile
-from training.recipe import override
+from keras_vit.train import build, fit, recipe
+from keras_vit.train.data import batching
+from keras_vit.train.distribution import devices
+from keras_vit.train.distribution.devices import jit_compile
+from keras_vit.train.recipe import override
+from keras_vit.train.run import trained_model
 
 SOURCE = SimpleNamespace(num_classes=3, labels=("a", "b", "c"), shape=(24, 16, 1))
 TINY = {"patch_size": 8, "width": 20, "depth": 1, "num_heads": 5, "mlp_dim": 28}
@@ -170,7 +172,7 @@ class Count(keras.callbacks.Callback):
 def test_steps_and_evaluations_are_those_of_the_recipe(tmp_path):
     count = Count()
     wanted = override(DIGITS, ["run.batch_size=600", "run.steps=9", "evaluation.every=3"])
-    fit.run(wanted, tmp_path, verbose=0, callbacks=[count])
+    fit.train(wanted, tmp_path, verbose=0, callbacks=[count])
     assert count.steps == [3, 6, 9]  # 2.4 batches an epoch: four epochs of them are three of three
     assert count.evaluated == [False, False, True]
 
@@ -179,7 +181,7 @@ def test_steps_and_evaluations_are_those_of_the_recipe(tmp_path):
 def test_steps_per_execution_and_a_short_last_epoch(tmp_path):
     count = Count()
     wanted = override(DIGITS, ["run.batch_size=500", "run.steps=10", "run.steps_per_execution=2"])
-    fit.run(wanted, tmp_path, verbose=0, callbacks=[count])
+    fit.train(wanted, tmp_path, verbose=0, callbacks=[count])
     assert count.steps == [4, 8, 10] and all(count.evaluated)
 
 
@@ -193,7 +195,7 @@ def finished(tmp_path_factory):
     wanted = override(
         DIGITS, ["run.steps=60", "run.batch_size=48", "evaluation.few_shot=[5]", "data.path=null"]
     )
-    return folder, wanted, fit.run(wanted, folder, verbose=0)
+    return folder, wanted, fit.train(wanted, folder, verbose=0)
 
 
 def test_a_run_leaves_its_folder(finished):
@@ -202,7 +204,7 @@ def test_a_run_leaves_its_folder(finished):
     files = {"recipe.json", "log.jsonl", "report.md", "curves.png", "confusion.png"}
     files |= {f"{name}.png" for name in ("rollout", "features", "distance", "filters", "positions")}
     assert names == files | {"model.keras", "results.json", "logs", "checkpoints", "lock"}
-    assert recipe.read(folder / "recipe.json") == wanted
+    assert recipe.Recipe.from_file(folder / "recipe.json") == wanted
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert len(log) == 2 and {"learning_rate", "images_per_second", "val_top5"} < set(log[0])
     assert log[-1]["learning_rate"] == pytest.approx(0, abs=1e-6)
@@ -221,7 +223,7 @@ def test_the_saved_model_needs_nothing_of_training(finished):
     model = keras.saving.load_model(folder / "model.keras")
     assert type(model) is keras_vit.ViT and model.dtype_policy.name == "float32"
     assert model.config.labels == tuple("0123456789")
-    tests = data.test_batches(data.open_source(recipe.Data("digits")).test, model.config, 77, 10)
+    tests = batching.test_batches(fit.open_source(recipe.Data("digits")).test, model.config, 77, 10)
     logs = model.evaluate(tests, return_dict=True, verbose=0)
     assert logs["accuracy"] == pytest.approx(reached["top1"], abs=1e-6)
     untrained = keras_vit.ViT(model.config)
@@ -232,7 +234,7 @@ def test_the_average_is_evaluated_and_saved(tmp_path):
     """Epochs of one step show each step's weights; the average is taken again in NumPy."""
     count = Count()
     settings = ["run.batch_size=1437", "run.steps=4", "optimizer.ema_momentum=0.6"]
-    fit.run(override(DIGITS, settings), tmp_path, verbose=0, callbacks=[count])
+    fit.train(override(DIGITS, settings), tmp_path, verbose=0, callbacks=[count])
     assert count.steps == [1, 2, 3, 4]
     average = count.weights[0]
     for later in count.weights[1:]:
@@ -243,7 +245,9 @@ def test_the_average_is_evaluated_and_saved(tmp_path):
     moved = [np.abs(average[k] - count.weights[-1][k]).max() for k in average]
     assert max(moved) > 1e-3
     last = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
-    tests = data.test_batches(data.open_source(recipe.Data("digits")).test, model.config, 100, 10)
+    tests = batching.test_batches(
+        fit.open_source(recipe.Data("digits")).test, model.config, 100, 10
+    )
     loss = model.evaluate(tests, return_dict=True, verbose=0)["loss"]
     assert last["val_loss"] == pytest.approx(loss, rel=1e-4)
 
@@ -262,7 +266,7 @@ def test_what_is_frozen_stays_and_adapters_are_merged(method, tmp_path):
     keep = Keep()
     settings = ["run.steps=3", f"model.method={method}", "run.precision=mixed_bfloat16"]
     wanted = override(DIGITS, [*settings, "model.config.head_init=truncated_normal"])
-    fit.run(wanted, tmp_path, verbose=0, callbacks=[keep])
+    fit.train(wanted, tmp_path, verbose=0, callbacks=[keep])
     model = keras.saving.load_model(tmp_path / "model.keras")
     after = values(model)
     changed = {k for k, v in after.items() if np.abs(v - keep.before[k]).max() > 0}
@@ -283,12 +287,12 @@ def test_a_file_that_predicts_otherwise_is_not_kept(tmp_path, monkeypatch):
     model = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
     other = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
     batches = [(np.ones((2, 24, 16, 1), "float32"), None)]
-    again = plain.save_plain(model, tmp_path / "m.keras", "sigmoid", batches)
+    again = trained_model.save_plain(model, tmp_path / "m.keras", "sigmoid", batches)
     assert again.loss.name == "binary_crossentropy"
     before = (tmp_path / "m.keras").read_bytes()
     monkeypatch.setattr(keras.saving, "load_model", lambda path: other)
     with pytest.raises(RuntimeError, match="does not predict what the trained one does"):
-        plain.save_plain(model, tmp_path / "m.keras", "softmax", batches)
+        trained_model.save_plain(model, tmp_path / "m.keras", "softmax", batches)
     assert [p.name for p in tmp_path.iterdir()] == ["m.keras"]
     assert (tmp_path / "m.keras").read_bytes() == before
 
@@ -299,19 +303,19 @@ def test_a_file_that_predicts_otherwise_is_not_kept(tmp_path, monkeypatch):
 def test_a_folder_that_holds_something_is_refused(tmp_path):
     (tmp_path / "model.keras").write_text("precious")
     with pytest.raises(FileExistsError, match=r"workdir must be .* which holds model\.keras"):
-        fit.run(DIGITS, tmp_path)
+        fit.train(DIGITS, tmp_path)
     assert (tmp_path / "model.keras").read_text() == "precious"
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="workdir must be a folder that can be written"):
-        fit.run(DIGITS, tmp_path / "file" / "run")
+        fit.train(DIGITS, tmp_path / "file" / "run")
 
 
 def test_a_batch_larger_than_the_data_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="1 to the 1437 training samples.*batch_size=2000"):
-        fit.run(override(DIGITS, ["run.batch_size=2000"]), tmp_path)
+        fit.train(override(DIGITS, ["run.batch_size=2000"]), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -328,7 +332,7 @@ def test_a_batch_larger_than_the_data_is_an_error(tmp_path):
 def test_numbers_of_nothing_are_an_error(name, tmp_path):
     value = "[5,0]" if name == "evaluation.few_shot" else "0"
     with pytest.raises(ValueError, match=f"{name} must be at least 1. Received: {name}=0"):
-        fit.run(override(DIGITS, [f"{name}={value}"]), tmp_path)
+        fit.train(override(DIGITS, [f"{name}={value}"]), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -336,7 +340,7 @@ def test_a_full_disk_is_found_before_training(tmp_path, monkeypatch):
     usage = SimpleNamespace(total=10**9, used=10**9, free=1000)
     monkeypatch.setattr(fit.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match="MB of free space"):
-        fit.run(DIGITS, tmp_path)
+        fit.train(DIGITS, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -353,10 +357,10 @@ def test_a_longer_run_that_was_cut_off_at_once_is_not_taken_for_finished(finishe
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit.run(longer, copy, accept_changes=True, verbose=0, callbacks=[Cut()])
+        fit.train(longer, copy, accept_changes=True, verbose=0, callbacks=[Cut()])
     assert not (copy / "results.json").exists()
     count = Count()
-    assert fit.run(longer, copy, verbose=0, callbacks=[count])["steps"] == 90
+    assert fit.train(longer, copy, verbose=0, callbacks=[count])["steps"] == 90
     assert count.steps[-1] == 90
 
 
@@ -365,9 +369,9 @@ def test_another_batch_is_refused_and_nothing_is_changed(finished):
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     other = override(wanted, ["run.batch_size=24", "run.steps=120"])
     with pytest.raises(ValueError, match=r"run\.batch_size must stay 48 .*run\.batch_size=24"):
-        fit.run(other, folder, accept_changes=True, verbose=0)
+        fit.train(other, folder, accept_changes=True, verbose=0)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     for lock in (folder / "lock", folder / "checkpoints" / "lock"):
         with lock.open() as file:  # given back, though the run ended with an error
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert fit.run(wanted, folder)["top1"] == reached["top1"]
+    assert fit.train(wanted, folder)["top1"] == reached["top1"]

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from training import recipe as recipes
-from training.recipe import Augment, Data, Evaluation, Model, Recipe, Run, override
+from keras_vit.train import recipe as recipes
+from keras_vit.train.recipe import Augment, Data, Evaluation, Model, Recipe, Run, override
 
 
 def example(**changes):
@@ -117,7 +117,7 @@ def test_json_there_and_back(tmp_path):
     before = override(example(), ["augment.crop_area=[0.3,0.9]", "optimizer.ema_momentum=0.9"])
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(before.to_dict()))
-    after = recipes.read(path)
+    after = recipes.Recipe.from_file(path)
     assert after == before
     assert after.evaluation.few_shot == (1, 5) and after.augment.crop_area == (0.3, 0.9)
     assert after != example()

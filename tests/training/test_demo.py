@@ -6,18 +6,19 @@ import numpy as np
 from PIL import Image
 
 import keras_vit
-from training import build, demo, fit, recipes
+from keras_vit import train
+from training import demo
 
 
 def test_digits_reach_95_percent(tmp_path):
-    recipe = recipes.load("digits")
-    reached = fit.run(recipe, tmp_path / "run", verbose=0)
+    recipe = train.load_recipe("digits")
+    reached = train.train(recipe, tmp_path / "run", verbose=0)
     assert reached["top1"] > 0.95
     # The negative control: the same pictures mean nothing to a model that was never trained.
-    source = fit.open_source(recipe.data)
-    untrained = keras_vit.ViT(build.build_model(recipe, source).config)
-    build.compile_model(untrained, recipe, 1000)
-    batches = fit.test_batches(source.test, untrained.config, 32, 10)
+    source = train.open_source(recipe.data)
+    untrained = keras_vit.ViT(train.build_model(recipe, source).config)
+    train.compile_model(untrained, recipe, 1000)
+    batches = train.test_batches(source.test, untrained.config, 32, 10)
     assert untrained.evaluate(batches, verbose=0, return_dict=True)["accuracy"] < 0.2
 
 

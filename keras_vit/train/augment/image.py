@@ -1,7 +1,7 @@
-"""What is done to training pictures: each alone as uint8, then a batch of them.
+"""Augmentation of one training image: crop, flip, RandAugment, color jitter, erasing, cutout.
 
-All is TensorFlow, stateless, and made for `tf.data`: what happens to a picture is a function of its
-seed alone. Work is done on uint8, where it is a quarter of the bytes.
+Everything is stateless TensorFlow, made for `tf.data`: what happens to an image is a function of
+its seed alone. Images stay uint8, a quarter of the bytes of float32, until `normalize`.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from keras_vit import ViTConfig
 from keras_vit.preprocessing import KERAS_METHODS, Preprocessing
-from training import rand_augment
-from training.decode import decode
-from training.recipe import Augment
+from keras_vit.train.augment import rand_augment
+from keras_vit.train.data.decoding import decode
+from keras_vit.train.recipe import Augment
 
 TRIES = 10
 """Of a random box, until one fits; timm and torchvision make as many."""
@@ -27,7 +27,7 @@ ERASED_RATIO = (0.3, 1 / 0.3)
 def augment_image(
     image: tf.Tensor, config: ViTConfig, augment: Augment, seed: tf.Tensor
 ) -> tf.Tensor:
-    """One picture as a training step sees it, but for the numbers (`normalise`).
+    """One picture as a training step sees it, but for the numbers (`normalize`).
 
     Args:
         image: An encoded picture (a scalar string), or uint8 (H, W, C).
@@ -80,7 +80,7 @@ def augment_image(
     return tf.ensure_shape(image, (*config.image_size, config.in_channels))
 
 
-def normalise(images: tf.Tensor, config: ViTConfig) -> tf.Tensor:
+def normalize(images: tf.Tensor, config: ViTConfig) -> tf.Tensor:
     """uint8 (..., W, C) to the model's float32: (pixel / 255 - mean) / std."""
     mean, std = (
         np.broadcast_to(np.asarray(v, "float64"), config.in_channels)
@@ -93,42 +93,6 @@ def normalise(images: tf.Tensor, config: ViTConfig) -> tf.Tensor:
     rows = tf.reshape(images, (-1, width * config.in_channels))
     result = tf.reshape(tf.cast(rows, tf.float32) * scale - offset, tf.shape(images))
     return tf.ensure_shape(result, images.shape)
-
-
-def mix_batch(
-    images: tf.Tensor, targets: tf.Tensor, augment: Augment, seed: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """MixUp (arXiv 1710.09412) or CutMix (arXiv 1905.04899) of a batch with its other half.
-
-    One share, drawn from Beta(alpha, alpha), for the whole batch, as in big_vision, DeiT and timm.
-    With both in the recipe, each batch gets one of the two.
-
-    Args:
-        images: float32 (B, H, W, C).
-        targets: float32 (B, K), one-hot.
-        augment: `mixup` and `cutmix` count.
-        seed: Two integers.
-
-    Returns:
-        Images and targets of the same shapes.
-    """
-    kinds = [
-        (mix, alpha) for mix, alpha in ((_mixup, augment.mixup), (_cutmix, augment.cutmix)) if alpha
-    ]
-    if not kinds:
-        return images, targets
-    draws = tf.random.stateless_uniform([3], seed)
-
-    def branch(mix, alpha):
-        gammas = tf.random.stateless_gamma(
-            [2], tf.random.fold_in(seed, 1), tf.constant(alpha, tf.float64), dtype=tf.float64
-        )
-        share = tf.cast(gammas[0] / tf.reduce_sum(gammas), tf.float32)
-        return mix(images, targets, share, draws[:2])
-
-    if len(kinds) == 1:
-        return branch(*kinds[0])
-    return tf.cond(draws[2] < 0.5, lambda: branch(*kinds[0]), lambda: branch(*kinds[1]))
 
 
 def _check(image, config, augment):
@@ -315,54 +279,13 @@ def _erase(image, config, chance, draws, seed):
 def _cut_out(image, side, draws):
     """Cutout (arXiv 1708.04552): a grey square around a random pixel, less what is outside."""
     (top, bottom), (left, right) = (
-        _span(draw, size, side) for draw, size in zip(tf.unstack(draws), image.shape, strict=False)
+        span(draw, size, side) for draw, size in zip(tf.unstack(draws), image.shape, strict=False)
     )
     patch = tf.fill([bottom - top, right - left, image.shape[-1]], np.uint8(rand_augment.GREY))
     return rand_augment.paste(image, patch, top, left)
 
 
-def _span(draw, size, side):
+def span(draw, size, side):
     """Begin and end of `side` pixels around a random one of `size`, as far as there are any."""
     begin = tf.cast(draw * size, tf.int32) - side // 2
     return tf.maximum(begin, 0), tf.minimum(begin + side, size)
-
-
-# -- what is done to a batch
-
-
-def _mixup(images, targets, share, draws):
-    del draws
-    return _blend(images, share), _blend(targets, share)
-
-
-def _blend(values, share):
-    size = values.shape[0]
-    if size is None or size % 2:
-        return share * values + (1 - share) * _partner(values)
-    # With two halves, as one matrix product: the memory is gone through once and not four times.
-    mix = tf.reshape(tf.stack([share, 1 - share, 1 - share, share]), (2, 2))
-    return tf.reshape(mix @ tf.reshape(values, (2, -1)), values.shape)
-
-
-def _partner(values):
-    return tf.roll(values, tf.shape(values)[0] // 2, 0)
-
-
-def _cutmix(images, targets, share, draws):
-    height, width = images.shape[1:3]
-    cut = tf.sqrt(1 - share)
-    (top, bottom), (left, right) = (
-        _span(draw, size, tf.cast(size * cut, tf.int32))
-        for draw, size in zip(tf.unstack(draws), (height, width), strict=True)
-    )
-    other = _partner(images)
-    rows = [
-        images[:, top:bottom, :left],
-        other[:, top:bottom, left:right],
-        images[:, top:bottom, right:],
-    ]
-    mixed = tf.concat([images[:, :top], tf.concat(rows, 2), images[:, bottom:]], 1)
-    # A box that the border cuts off has less than its share.
-    share = 1 - tf.cast((bottom - top) * (right - left), tf.float32) / (height * width)
-    mixed = tf.ensure_shape(mixed, images.shape)
-    return mixed, share * targets + (1 - share) * _partner(targets)

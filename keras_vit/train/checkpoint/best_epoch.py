@@ -47,7 +47,7 @@ class Best:
                     self.monitor,
                     ", ".join(logs),
                 )
-        if value is None or not math.isfinite(value):
+        if self.monitor is None or value is None or not math.isfinite(value):
             return False
         mode = _direction(model, self.monitor) if self.mode == "auto" else self.mode
         if self.found is not None and self.found["name"] != self.monitor:

@@ -1,26 +1,24 @@
-"""What callbacks and the global random generators know, as JSON and arrays, and back again."""
+"""The state of callbacks, as JSON and arrays, and back again."""
 
 import inspect
 import logging
 import os
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.random import seed_generator  # Keras' own seeds have no public door
+
+from keras_vit.train.checkpoint.packing import PLAIN, pack, unpack
 
 # What Keras puts into a callback, or finds anew: whether a CSV file has a header, for one.
 MANAGED = {"_model", "model", "params", "monitor_op", "append_header"}
-KNOWN = {"keras", "training"}  # packages whose callbacks make anew what is not kept
-PLAIN = (bool, int, float, str, type(None))
+KNOWN = {"keras", "keras_vit"}  # packages whose callbacks make anew what is not kept
 
 logger = logging.getLogger(__name__)
 
 
-class Others:
+class SavedCallbacks:
     """The callbacks beside the checkpoint.
 
     Args:
@@ -39,8 +37,8 @@ class Others:
                 self._begin[number] = attributes(callback, number)
 
     def pack(self, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-        """As `of_callbacks`; says once what is not kept."""
-        entries = of_callbacks(self.callbacks, arrays, self._begin)
+        """As `collect_callbacks`; says once what is not kept."""
+        entries = collect_callbacks(self.callbacks, arrays, self._begin)
         lost = [f"{e['class']}.{name}" for e in entries for name in e.get("left_out", ())]
         if lost and not self._said:
             self._said = True
@@ -52,7 +50,7 @@ class Others:
         return entries
 
 
-def of_callbacks(
+def collect_callbacks(
     callbacks: Sequence[keras.callbacks.Callback],
     arrays: dict[str, np.ndarray],
     begin: Mapping[int, "Attributes"] | None = None,
@@ -96,7 +94,7 @@ def of_callbacks(
 
 
 class Attributes(NamedTuple):
-    """What `of_callbacks` looks at: by name, a packed value and the arrays that it holds."""
+    """What `collect_callbacks` looks at: by name, a packed value and the arrays that it holds."""
 
     values: dict[str, tuple[Any, dict[str, np.ndarray]]]
     left_out: list[str]
@@ -153,115 +151,13 @@ def restore_callbacks(
             callback.set_state(unpack(entry["state"], arrays))
         else:
             for key, value in entry.get("attributes", {}).items():
-                value, present = unpack(value, arrays), getattr(callback, key, None)
-                if hasattr(present, "assign"):  # a variable, which others may hold as well
-                    present.assign(value)
+                value = unpack(value, arrays)
+                assign = getattr(getattr(callback, key, None), "assign", None)
+                if assign is not None:  # a variable, which others may hold as well
+                    assign(value)
                 else:
                     setattr(callback, key, value)
     return [entry["class"] for entry in left]
-
-
-def pack(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
-    """A value as JSON can hold it exactly; its arrays go to `arrays`.
-
-    Raises:
-        TypeError: It is, or holds, something else than plain values, arrays, lists, tuples, dicts.
-    """
-    if type(value) in PLAIN:
-        return value
-    variable = isinstance(value, keras.Variable)
-    tensor = not variable and keras.ops.is_tensor(value)
-    if isinstance(value, (np.ndarray, np.generic)) or variable or tensor:
-        array = np.array(keras.ops.convert_to_numpy(value))
-        if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-            raise TypeError(f"{name} must hold numbers. Received: dtype={array.dtype}")
-        arrays[name] = array
-        kind = "scalar" if isinstance(value, np.generic) else "tensor" if tensor else "array"
-        return {"array": name, "kind": kind, "dtype": array.dtype.name}
-    if type(value) in (list, tuple):
-        items = [pack(item, arrays, f"{name}/{number}") for number, item in enumerate(value)]
-        return items if type(value) is list else {"tuple": items}
-    if type(value) is dict and all(type(key) in (str, int) for key in value):
-        items = [
-            [key, pack(item, arrays, f"{name}/{number}")]
-            for number, (key, item) in enumerate(value.items())
-        ]
-        return {"dict": items}
-    raise TypeError(f"{name} must be something JSON can hold. Received: {type(value).__name__}")
-
-
-def unpack(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The value that was packed."""
-    if isinstance(value, list):
-        return [unpack(item, arrays) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "array" in value:
-        array = arrays[value["array"]].astype(value["dtype"])  # bfloat16 is read as float32
-        if value["kind"] == "tensor":
-            return keras.ops.convert_to_tensor(array)
-        return array[()] if value["kind"] == "scalar" else array
-    if "tuple" in value:
-        return tuple(unpack(item, arrays) for item in value["tuple"])
-    return {key: unpack(item, arrays) for key, item in value["dict"]}
-
-
-def of_random(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The global random generators: Python's, NumPy's, and those of Keras and torch if in use.
-
-    Layers and `training.data` have seeds of their own. These matter to what a user adds.
-    """
-    version, internal, gauss = random.getstate()
-    states = {
-        "python": (version, np.array(internal, "uint32"), gauss),
-        "numpy": np.random.get_state(),
-    }
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
-    if generator is not None:
-        states["keras"] = keras.ops.convert_to_numpy(generator.state)
-    if keras.backend.backend() == "torch":
-        import torch
-
-        states["torch"] = torch.get_rng_state().numpy()
-        states["cuda"] = [state.numpy() for state in torch.cuda.get_rng_state_all()]
-    return {name: pack(state, arrays, f"random/{name}") for name, state in states.items()}
-
-
-def restore_random(entries: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Puts the global random generators back."""
-    states = {name: unpack(entry, arrays) for name, entry in entries.items()}
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(map(int, internal)), gauss))
-    np.random.set_state(states["numpy"])
-    if "keras" in states:
-        seed_generator.global_seed_generator().state.assign(states["keras"])
-    if "torch" in states:
-        import torch
-
-        torch.set_rng_state(torch.from_numpy(states["torch"]))
-        if len(states["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all([torch.from_numpy(s) for s in states["cuda"]])
-
-
-def torch_generator() -> Any:
-    """The state of torch's generator, where Keras uses it; else None."""
-    if keras.backend.backend() != "torch":
-        return None
-    import torch
-
-    return torch.get_rng_state()
-
-
-def restore_torch_generator(state: Any) -> None:
-    """Puts it back, where there is one.
-
-    torch's data loader draws when it begins: in each epoch, or in the first one of a program. A run
-    that goes on must not see the difference.
-    """
-    if state is not None:
-        import torch
-
-        torch.set_rng_state(state)
 
 
 def _may_change(value: Any) -> bool:

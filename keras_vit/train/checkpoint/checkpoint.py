@@ -24,13 +24,22 @@ from typing import Any
 
 import keras
 
-from training import background, remembered, restart, snapshots, variables
-from training.best import Best
-from training.callbacks import ResumedBar
-from training.counting import Counter
-from training.distribution.devices import Devices
-from training.sigterm import CODE, Sigterm
-from training.snapshots import Start
+from keras_vit import runs
+from keras_vit.train.checkpoint import files, model_state, random_state
+from keras_vit.train.checkpoint.best_epoch import Best
+from keras_vit.train.checkpoint.callback_state import SavedCallbacks
+from keras_vit.train.checkpoint.files import Start
+from keras_vit.train.checkpoint.lock import Lock
+from keras_vit.train.checkpoint.resume import (
+    PendingRestore,
+    ResumedBar,
+    check_same_step,
+    restarting_data,
+)
+from keras_vit.train.checkpoint.sigterm import CODE, Sigterm
+from keras_vit.train.checkpoint.step_counter import Counter
+from keras_vit.train.checkpoint.writer import Writer, wait_for_writer
+from keras_vit.train.distribution.devices import Devices
 
 PAUSE = "the epoch is over"  # true, as model.stop_training; another's wish to stop replaces it
 
@@ -99,15 +108,15 @@ class Checkpoint(keras.callbacks.Callback):
         self.extra = extra
         self.devices = Devices(["this"]) if devices is None else devices
 
-        self._writer = background.Writer(self.folder, keep)
-        self._lock = snapshots.Lock(self.folder)
-        self._others = remembered.Others()
+        self._writer = Writer(self.folder, keep)
+        self._lock = Lock(self.folder)
+        self._others = SavedCallbacks()
         self._bar: ResumedBar | None = None
         self._opened = False
-        self._restart: restart.Restart | None = None
+        self._pending: PendingRestore | None = None
         self._random: tuple[dict, dict] | None = None
         self._torch: Any = None  # the state of its generator when an epoch began
-        self._anew: str | None = None  # data that Keras begins anew with each epoch
+        self._restarting: str | None = None  # data that Keras begins anew with each epoch
         self._best = Best(monitor, mode)
         self._sigterm = Sigterm()
         self._count = Counter()
@@ -135,7 +144,7 @@ class Checkpoint(keras.callbacks.Callback):
         if not any(isinstance(c, keras.callbacks.History) for c in callbacks):
             callbacks.append(keras.callbacks.History())
         others = [c for c in callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
-        self._others = remembered.Others(others)
+        self._others = SavedCallbacks(others)
         if len(others) == len(callbacks):
             self._bar = ResumedBar()
             callbacks.append(self._bar)
@@ -156,11 +165,11 @@ class Checkpoint(keras.callbacks.Callback):
             ValueError: The model or its optimizer is another one. Nothing is changed; the message
                 has all differences.
         """
-        variables.prepare(model)
+        model_state.prepare(model)
         if self.devices.is_chief:
             self._lock.acquire()
-            background.settle(self.folder)
-            snapshots.sweep(self.folder)
+            wait_for_writer(self.folder)
+            files.remove_partial(self.folder)
         try:
             return self._restore(model)
         except BaseException:
@@ -168,22 +177,22 @@ class Checkpoint(keras.callbacks.Callback):
             raise
 
     def _restore(self, model):
-        snapshot, broken = snapshots.newest(self.folder)
-        restart.check_shared(snapshot, self.folder, self.devices)
+        snapshot, broken = files.newest(self.folder)
+        check_same_step(snapshot, self.folder, self.devices)
         if snapshot is None and broken:
-            raise snapshots.BrokenSnapshotError(
+            raise runs.BrokenCheckpointError(
                 f"None of the checkpoints in {self.folder} is whole: "
                 f"{', '.join(path.name for path in broken)}. To begin anew, move them away"
             )
         if snapshot is None:
             return Start()
-        variables.restore_model(model, snapshot)
+        model_state.restore_model(model, snapshot)
         if self.devices.is_chief:
             for path in broken:
-                snapshots.set_aside(path)
+                files.mark_broken(path)
         facts = snapshot.facts
         start = Start(**facts["position"], extra=facts["extra"])
-        self._restart = restart.Restart(start, snapshot)
+        self._pending = PendingRestore(start, snapshot)
         self._count.step = self._saved_step = start.step
         self._best.found = facts["best"]
         return start
@@ -193,25 +202,29 @@ class Checkpoint(keras.callbacks.Callback):
     def _open_training(self):
         if self.devices.is_chief:
             self._lock.acquire()
-            if any(step > self.step for step in snapshots.steps(self.folder)):
+            if any(step > self.step for step in runs.steps(self.folder)):
                 raise FileExistsError(
                     "folder must be new, or restore() must be called before fit. Received: "
                     f"folder={str(self.folder)!r}, which has checkpoints of later steps"
                 )
         self._sigterm.watch()
         self._saved_at = time.monotonic()
-        self._anew = restart.begins_anew()
+        self._restarting = restarting_data()
         within = self.every_minutes or type(self.save_freq) is int
-        if (self.params["steps"] is None or self._anew) and within:
-            why = f"Keras begins {self._anew} anew" if self._anew else "their length is not known"
+        if (self.params["steps"] is None or self._restarting) and within:
+            why = (
+                f"Keras begins {self._restarting} anew"
+                if self._restarting
+                else "their length is not known"
+            )
             logger.warning(
                 "Checkpoints are made when epochs end, and not within them: %s. Give fit batches "
                 "that can begin at any step, and steps_per_epoch",
                 why,
             )
         self._opened = True
-        if self._restart is not None:
-            self._restart.keep(self.model)
+        if self._pending is not None:
+            self._pending.keep(self.model)
 
     def _open_epoch(self, epoch):
         steps, executed = self.params["steps"], self.model.steps_per_execution
@@ -221,24 +234,26 @@ class Checkpoint(keras.callbacks.Callback):
                 f"checkpoint knows its step. Received: steps_per_epoch={steps}"
             )
         skipped = 0
-        if self._restart is not None:
-            self._restart.open_epoch(self.model, epoch, steps)
-            skipped = self._restart.start.step_in_epoch
+        if self._pending is not None:
+            self._pending.open_epoch(self.model, epoch, steps)
+            skipped = self._pending.start.step_in_epoch
         self._count.open_epoch(epoch, skipped)
         if self._bar is not None:
             self._bar.skipped = skipped
 
     def _open_batch(self, batch):
         if self._random is not None:  # once more
-            remembered.restore_random(*self._random)
+            random_state.restore_random(*self._random)
         else:
-            remembered.restore_torch_generator(self._torch)
+            random_state.restore_torch_generator(self._torch)
         self._random = self._torch = None
         self._check()
         count = self._count
         step, done = count.step_of(batch), count.skipped + batch
-        within = self.params["steps"] is not None and not self._anew  # or is it the epoch's end?
-        if (within and self._is_due(step)) or (self._must_stop() and not self._anew):
+        within = (
+            self.params["steps"] is not None and not self._restarting
+        )  # or is it the epoch's end?
+        if (within and self._is_due(step)) or (self._must_stop() and not self._restarting):
             self._save(count.epoch, done, step, inside=True)
         if self._must_stop():
             self._stop()
@@ -260,17 +275,17 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError("callbacks must be those of around([...]). Received: others")
         self._opened = False
         self._others.begin()
-        if self._restart is not None:
-            gone = self._restart.put_back(self.model, self._others.callbacks)
+        if self._pending is not None:
+            gone = self._pending.put_back(self.model, self._others.callbacks)
             if gone and self.devices.is_chief:  # which alone has those that write
                 logger.warning("The run had callbacks that it has no more: %s", ", ".join(gone))
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self._restart is not None:
-            self._random = self._restart.begin(self.model, self._others.callbacks)
-            self._restart = None
+        if self._pending is not None:
+            self._random = self._pending.begin(self.model, self._others.callbacks)
+            self._pending = None
         if self._random is None:
-            self._torch = remembered.torch_generator()
+            self._torch = random_state.torch_generator()
 
     # With some backends in another thread, and later: it must not touch the model.
     def on_train_batch_end(self, batch, logs=None):
@@ -311,10 +326,10 @@ class Checkpoint(keras.callbacks.Callback):
         if step == self._saved_step or not self.devices.is_chief:
             return
         self._check(wait=True)
-        groups = list(variables.STATE)
+        groups = list(model_state.STATE)
         if inside and self.devices.reads_metrics_alone:
-            groups.append(variables.METRICS)
-        arrays = variables.collect(self.model, groups)  # waits for the device
+            groups.append(model_state.METRICS)
+        arrays = model_state.collect(self.model, groups)  # waits for the device
         if not self._count.wait():  # one of them has raised an error, which Keras is about to show
             logger.warning("No checkpoint at step %d: a callback does not end its batch", step)
             return
@@ -326,11 +341,11 @@ class Checkpoint(keras.callbacks.Callback):
             "steps_per_epoch": self.params["steps"],
             "inside_epoch": inside,
             "best": self._best.found,
-            "versions": variables.versions(),
+            "versions": model_state.versions(),
             "extra": self.extra,
-            "optimizer": variables.optimizer_name(self.model),
+            "optimizer": model_state.optimizer_name(self.model),
             "callbacks": self._others.pack(arrays),
-            "random": remembered.of_random(arrays),
+            "random": random_state.collect_random(arrays),
         }
         self._writer.write(step, arrays, facts)
         self._saved_step, self._saved_at = step, time.monotonic()

@@ -22,8 +22,6 @@ import json
 import logging
 import os
 import shutil
-import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,45 +31,18 @@ import numpy as np
 from keras_vit.runs import (
     ARRAYS,
     FACTS,
-    LOCK,
     MANIFEST,
-    BrokenSnapshotError,
+    BrokenCheckpointError,
     check,
     check_step,
     folders,
-    listing,
     manifest_text,
     measure,
     step_of,
-    steps,
 )
 from keras_vit.weights.arrays import open_arrays, write_safetensors
 from keras_vit.weights.atomic import atomic_path, flush_folder
 
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps a second process out there
-    fcntl = None
-
-__all__ = [  # with what the library itself reads of checkpoints
-    "ARRAYS",
-    "FACTS",
-    "LOCK",
-    "MANIFEST",
-    "BrokenSnapshotError",
-    "Lock",
-    "Snapshot",
-    "Start",
-    "check",
-    "listing",
-    "newest",
-    "prune",
-    "read",
-    "set_aside",
-    "steps",
-    "sweep",
-    "write",
-]
 FORMAT = 1
 
 logger = logging.getLogger(__name__)
@@ -148,7 +119,7 @@ def read(path: str | os.PathLike) -> Snapshot:
     """Reads a checkpoint, having compared every byte with the manifest.
 
     Raises:
-        BrokenSnapshotError: A file is missing, cut short, or altered.
+        BrokenCheckpointError: A file is missing, cut short, or altered.
     """
     path = Path(path)
     check(path)
@@ -179,7 +150,7 @@ def newest(folder: str | os.PathLike) -> tuple[Snapshot | None, list[Path]]:
                 continue
             try:
                 return read(path), broken
-            except (BrokenSnapshotError, FileNotFoundError) as error:
+            except (BrokenCheckpointError, FileNotFoundError) as error:
                 if not path.exists():
                     break  # pruned between the listing and now: there are newer ones
                 logger.warning("A checkpoint is passed over: %s", error)
@@ -204,88 +175,19 @@ def prune(folder: str | os.PathLike, keep: int, best: int | None = None) -> None
             shutil.rmtree(doomed)
 
 
-def sweep(folder: str | os.PathLike) -> None:
+def remove_partial(folder: str | os.PathLike) -> None:
     """Removes what killed processes left half-written. The caller must hold the lock."""
     for path in Path(folder).glob("ckpt-*.tmp-*"):
-        shutil.rmtree(path)  # this process writes nothing now: see background.settle
+        shutil.rmtree(path)  # this process writes nothing now: see writer.wait_for_writer
 
 
-def _lock(handle: int) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # `keras-vit info` may have looked just now
-        time.sleep(0.1)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def set_aside(path: Path) -> Path:
+def mark_broken(path: Path) -> Path:
     """Renames a broken checkpoint, so that it is in nobody's way and not lost."""
     number = 0
     while (aside := path.with_name(f"{path.name}.broken{number or ''}")).exists():
         number += 1
     os.replace(path, aside)
     return aside
-
-
-class Lock:
-    """Keeps a second process from writing into a folder. A kill frees it.
-
-    Args:
-        folder: The folder, which is made if need be.
-    """
-
-    _held: dict[str, int] = {}  # of this process: its own objects do not shut each other out
-
-    def __init__(self, folder: str | os.PathLike):
-        self.path = Path(os.path.realpath(folder), LOCK)
-
-    def acquire(self) -> None:
-        """Takes it, or raises a `BlockingIOError` that says who has it."""
-        if str(self.path) in self._held:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise type(error)(
-                error.errno,
-                f"The folder of the checkpoints must be one that can be written: {error.strerror}",
-                str(self.path.parent),
-            ) from error
-        try:
-            _lock(handle)
-        except BlockingIOError as error:
-            owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(handle)
-            raise BlockingIOError(
-                error.errno,
-                f"One process at a time may write checkpoints here, and {owner} does",
-                str(self.path.parent),
-            ) from error
-        os.ftruncate(handle, 0)
-        moment = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {moment}".encode())
-        self._held[str(self.path)] = handle
-
-    def release(self) -> None:
-        """Gives it back; the file stays."""
-        handle = self._held.pop(str(self.path), None)
-        if handle is not None:
-            os.ftruncate(handle, 0)
-            os.close(handle)
-
-    @classmethod
-    def _forget(cls) -> None:
-        """In a forked process, which may live longer than the one that took the lock."""
-        for handle in cls._held.values():
-            os.close(handle)
-        cls._held.clear()
-
-
-if fcntl is not None:
-    os.register_at_fork(after_in_child=Lock._forget)
 
 
 def _write_text(path: Path, text: str) -> None:

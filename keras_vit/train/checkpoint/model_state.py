@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import numpy as np
 
-from training.snapshots import Snapshot
+from keras_vit.train.checkpoint.files import Snapshot
 
 MODEL, OPTIMIZER, METRICS = "model", "optimizer", "metrics"
-STATE = (MODEL, OPTIMIZER)
+STATE: tuple[str, ...] = (MODEL, OPTIMIZER)
 
 Entry = tuple[str, tuple[int, ...], str]  # path, shape, dtype
 

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from training import remembered, variables
-from training.distribution.devices import Devices
-from training.snapshots import Snapshot, Start
+from keras_vit.train.checkpoint import callback_state, model_state, random_state
+from keras_vit.train.checkpoint.files import Snapshot, Start
+from keras_vit.train.distribution.devices import Devices
 
 # What Keras begins anew with each epoch: always, or without steps_per_epoch.
 ANEW = {"ArrayDataAdapter": "arrays", "PyDatasetAdapter": "a PyDataset"}
@@ -28,7 +28,7 @@ WITHOUT_STEPS = {
 logger = logging.getLogger(__name__)
 
 
-class Restart:
+class PendingRestore:
     """The rest of a checkpoint, once model and optimizer have their values.
 
     Args:
@@ -38,7 +38,7 @@ class Restart:
 
     def __init__(self, start: Start, snapshot: Snapshot):
         arrays = snapshot.arrays.items()
-        rest = {n: a for n, a in arrays if n.split("/")[0] not in variables.STATE}
+        rest = {n: a for n, a in arrays if n.split("/")[0] not in model_state.STATE}
         self.start = start
         self.snapshot = dataclasses.replace(snapshot, arrays=rest)
         self._kept: dict[str, np.ndarray] = {}
@@ -53,7 +53,7 @@ class Restart:
                 "begin at any step",
                 ANEW[name],
             )
-        self._kept = variables.collect(model, variables.STATE)
+        self._kept = model_state.collect(model, model_state.STATE)
 
     def put_back(
         self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
@@ -63,10 +63,10 @@ class Restart:
         Returns:
             Classes of callbacks that there are no more.
         """
-        variables.assign(model, variables.STATE, self._kept)
+        model_state.assign(model, model_state.STATE, self._kept)
         self._kept = {}
         facts = self.snapshot.facts["callbacks"]
-        return remembered.restore_callbacks(callbacks, facts, self.snapshot.arrays)
+        return callback_state.restore_callbacks(callbacks, facts, self.snapshot.arrays)
 
     def open_epoch(self, model: keras.Model, epoch: int, steps: int | None) -> None:
         """Before other callbacks hear of the first epoch.
@@ -85,13 +85,13 @@ class Restart:
                 f"steps_per_epoch must be {before or f'more than {done}'}, as in the epoch that is "
                 f"gone on with. Received: steps_per_epoch={steps}"
             )
-        if done and (anew := begins_anew()):
+        if done and (anew := restarting_data()):
             raise ValueError(
                 f"x must be data that goes on at step {self.start.step}, in an epoch's middle. "
                 f"Received: {anew}, which Keras begins anew with each epoch"
             )
-        remembered.restore_random(self.snapshot.facts["random"], self.snapshot.arrays)
-        self._kept = variables.collect(model, variables.STATE)
+        random_state.restore_random(self.snapshot.facts["random"], self.snapshot.arrays)
+        self._kept = model_state.collect(model, model_state.STATE)
 
     def begin(
         self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
@@ -105,11 +105,21 @@ class Restart:
         if not self.snapshot.facts["inside_epoch"]:
             return None
         self.put_back(model, callbacks)
-        variables.restore_metrics(model, self.snapshot)
+        model_state.restore_metrics(model, self.snapshot)
         return self.snapshot.facts["random"], self.snapshot.arrays
 
 
-def begins_anew() -> str | None:
+class ResumedBar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar, which after a restart begins in the middle of the epoch."""
+
+    async_safe = True
+    skipped = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(self.skipped + batch, logs)
+
+
+def restarting_data() -> str | None:
     """What `fit` was given, where Keras begins it anew with each epoch, or goes on in no known way.
 
     Keras tells its callbacks nothing of the data. So this looks for it in the frames of its `fit`,
@@ -129,7 +139,7 @@ def _data_of_fit() -> tuple[str, int | None]:
     return type(adapter).__name__, getattr(iterator, "steps_per_epoch", None)
 
 
-def check_shared(snapshot: Snapshot | None, folder: Path, devices: Devices) -> None:
+def check_same_step(snapshot: Snapshot | None, folder: Path, devices: Devices) -> None:
     """Raises in every process where they have not found the same."""
     step = -1 if snapshot is None else snapshot.facts["position"]["step"]
     found = devices.gather(np.asarray(step, "int32"))

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from training import snapshots, variables
+from keras_vit import runs
+from keras_vit.train.checkpoint import files, model_state
 
 _running: dict[str, concurrent.futures.Future] = {}  # by folder
 
 
-def settle(folder: str | os.PathLike) -> None:
+def wait_for_writer(folder: str | os.PathLike) -> None:
     """Waits until this process writes nothing to a folder.
 
     A run that ended with an error may still be writing when the same process begins anew.
@@ -76,16 +77,16 @@ class Writer:
         )
 
     def _write(self, step, arrays, facts):
-        if path := variables.non_finite(arrays):
+        if path := model_state.non_finite(arrays):
             raise self.not_a_number(path, step)
         try:
-            snapshots.write(self.folder, step, arrays, facts)
+            files.write(self.folder, step, arrays, facts)
         except OSError as error:
             reason = f"The checkpoint of step {step} cannot be written: {error.strerror}"
             raise OSError(error.errno, f"{reason}; {self._there()}", str(self.folder)) from error
         best = facts["best"]
-        snapshots.prune(self.folder, self.keep, best and best["step"])
+        files.prune(self.folder, self.keep, best and best["step"])
 
     def _there(self):
-        steps = snapshots.steps(self.folder)
+        steps = runs.steps(self.folder)
         return f"the last checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint"

@@ -4,36 +4,25 @@
     batches = train_batches(source, model.config, recipe.Augment(flip=True), 128, seed=0)
     model.fit(batches, steps_per_epoch=390, epochs=10)
 
-The seed of a picture's augmentation is (seed, number of the sample), the seed of a batch's mixing
-(seed + 2**32, number of the batch): with the order of `training.splits`, every batch of a run is a
-function of (seed, step).
+The seed of an image's augmentation is (seed, number of the sample), the seed of a batch's mixing
+(seed + 2**32, number of the batch). Together with the order of `splits.py`, every batch of a run is
+a function of (seed, step).
 """
 
 import dataclasses
-import logging
 
-import keras
 import tensorflow as tf
 
 from keras_vit import ViTConfig
 from keras_vit.preprocessing import Preprocessing
-from training import recipe, sources
-from training.augment import augment_image, mix_batch, normalise
-from training.decode import decode
-from training.sources import Source
-from training.splits import IndexedSplit, Part, Split
+from keras_vit.train import recipe
+from keras_vit.train.augment.image import augment_image, normalize
+from keras_vit.train.augment.mixing import mix_batch
+from keras_vit.train.data.decoding import decode
+from keras_vit.train.data.sources import Source, leave_accelerators
+from keras_vit.train.data.splits import IndexedSplit, Part, Split
 
-__all__ = ["Part", "Source", "Split", "open_source", "test_batches", "train_batches"]
-
-logger = logging.getLogger(__name__)
-
-MIX_SEED = 2**32  # no picture's seed: seeds of a run are smaller
-
-
-def open_source(data: recipe.Data) -> Source:
-    """The pictures that a recipe states: `training.sources.open_source`, off the GPUs of others."""
-    _leave_accelerators()  # before TensorFlow makes its first tensor
-    return sources.open_source(data)
+MIX_SEED = 2**32  # no image's seed: seeds of a run are smaller
 
 
 def train_batches(
@@ -70,7 +59,7 @@ def train_batches(
             f"batch_size must be from 1 to the {split.num_examples} training pictures of "
             f"{source.name}. Received: batch_size={batch_size}"
         )
-    _leave_accelerators()
+    leave_accelerators()
     start = start_step * batch_size
     mixes = augment.mixup or augment.cutmix
     part, size = None, batch_size
@@ -94,7 +83,7 @@ def train_batches(
         batches = examples.map(picture, tf.data.AUTOTUNE).batch(made, drop_remainder=True)
 
     def finish(step, batch):
-        images = normalise(batch["image"], config)
+        images = normalize(batch["image"], config)
         targets = tf.one_hot(batch["label"], source.num_classes)
         if not mixes:
             return images, targets
@@ -134,7 +123,7 @@ def test_batches(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1. Received: batch_size={batch_size}")
-    _leave_accelerators()
+    leave_accelerators()
     if part is not None and part.batch_size != batch_size:
         raise ValueError(
             f"part must be of batches of {batch_size}. Received: part of {part.batch_size}"
@@ -183,13 +172,3 @@ def _options() -> tf.data.Options:
     # Workers that train together share each batch; there are no files to share out.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return options
-
-
-def _leave_accelerators() -> None:
-    """Keeps TensorFlow, which only makes batches here, from taking the GPUs of JAX or torch."""
-    if keras.backend.backend() == "tensorflow" or not tf.config.get_visible_devices("GPU"):
-        return
-    try:
-        tf.config.set_visible_devices([], "GPU")
-    except RuntimeError as error:  # TensorFlow runs already: it is too late, and still right
-        logger.warning("TensorFlow takes memory of the GPUs that Keras trains on: %s", error)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from training import rand_augment
+from keras_vit.train.augment import rand_augment
 
 
 def decode(image: tf.Tensor, channels: int) -> tf.Tensor:

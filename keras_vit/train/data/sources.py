@@ -7,6 +7,7 @@ get it.
 import dataclasses
 import difflib
 import hashlib
+import logging
 import re
 import sys
 import threading
@@ -14,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from training import recipe
-from training.splits import IndexedSplit, Split, StreamedSplit
+from keras_vit.train import recipe
+from keras_vit.train.data.splits import IndexedSplit, Split, StreamedSplit
 
 MEMORY_LIMIT = 2**30
 """Bytes of a TFDS set that is kept in memory; a larger one is read from disk in every epoch."""
@@ -35,6 +37,8 @@ ENDS = {
 SLICE = re.compile(
     r"(?P<folder>[^\[\]]*)(\[((?P<first>\d{1,2}|100)%)?:((?P<last>\d{1,2}|100)%)?\])?"
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,7 @@ def open_source(data: recipe.Data) -> Source:
     Returns:
         The source. Its splits read nothing yet that has no place in memory.
     """
+    leave_accelerators()  # before TensorFlow makes its first tensor
     kind, _, name = data.source.partition(":")
     if data.source == "digits":
         return _open_digits(data)
@@ -82,6 +87,16 @@ def open_source(data: recipe.Data) -> Source:
         "data.source must be 'digits', 'tfds:NAME' or 'folder'. "
         f"Received: data.source={data.source!r}"
     )
+
+
+def leave_accelerators() -> None:
+    """Keeps TensorFlow, which only makes batches here, from taking the GPUs of JAX or torch."""
+    if keras.backend.backend() == "tensorflow" or not tf.config.get_visible_devices("GPU"):
+        return
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError as error:  # TensorFlow has started: too late, and the run is still right
+        logger.warning("TensorFlow takes memory of the GPUs that Keras trains on: %s", error)
 
 
 # -- digits

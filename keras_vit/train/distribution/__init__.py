@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import keras
 
-from training.distribution import cluster
-from training.distribution.devices import Devices
+from keras_vit.train.distribution import cluster
+from keras_vit.train.distribution.devices import Devices
 
 __all__ = ["Devices", "scope"]
 
@@ -47,10 +47,10 @@ def scope(devices: str = "auto") -> Iterator[Devices]:
         )
     several = None if devices == "one" else cluster.find(backend)
     if backend == "tensorflow":
-        from training.distribution import tensorflow as backend_
+        from keras_vit.train.distribution import tensorflow as backend_
     elif backend == "jax":
-        from training.distribution import jax as backend_
+        from keras_vit.train.distribution import jax as backend_
     else:
-        from training.distribution import torch as backend_
+        from keras_vit.train.distribution import torch as backend_
     with backend_.scope(devices, several, parts) as made:
         yield made

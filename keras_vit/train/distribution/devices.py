@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Devices:
-    """One device, and the parent of what several are. `training.distribution.scope` makes it.
+    """One device, and the parent class of several. `keras_vit.train.scope` makes it.
 
     A global batch is cut into `replicas` equal parts, in order. With several processes, each one
     holds the parts of its own devices.

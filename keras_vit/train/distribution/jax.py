@@ -30,9 +30,9 @@ from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 from keras.src.backend.jax import distribution_lib
 
-from training.distribution import cluster, layout
-from training.distribution.devices import Devices
-from training.distribution.jax_batches import Cut, feeding
+from keras_vit.train.distribution import cluster, model_parallel
+from keras_vit.train.distribution.devices import Devices
+from keras_vit.train.distribution.jax_batches import Cut, feeding
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _left = itertools.count()  # scopes of several processes
 
 @contextlib.contextmanager
 def scope(devices: str, several: cluster.Cluster | None, parts: int) -> Iterator["JaxDevices"]:
-    """As `training.distribution.scope`; `parts` is the N of "model:N"."""
+    """As `keras_vit.train.scope`; `parts` is the N of "model:N"."""
     if several:
         _join(several)
     made = _choose(devices, parts)
@@ -107,7 +107,7 @@ class JaxDevices(Devices):
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         if self.parts > 1:
-            layout.check(model, self.distribution.device_mesh)
+            model_parallel.check(model, self.distribution.device_mesh)
         if self.processes > 1:
             _predict_whole(model, self.distribution.device_mesh)
 
@@ -144,7 +144,7 @@ class _DataParallel(Cut, keras.distribution.DataParallel):
     pass
 
 
-class _ModelParallel(Cut, layout.ModelParallel):
+class _ModelParallel(Cut, model_parallel.ModelParallel):
     pass
 
 
@@ -166,9 +166,13 @@ def _choose(devices, parts):
     together = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     replicas = len(together) // parts
     if parts == 1:
-        axes, shape, kind = [layout.BATCH], (replicas,), _DataParallel
+        axes, shape, kind = [model_parallel.BATCH], (replicas,), _DataParallel
     else:
-        axes, shape, kind = [layout.BATCH, layout.MODEL], (replicas, parts), _ModelParallel
+        axes, shape, kind = (
+            [model_parallel.BATCH, model_parallel.MODEL],
+            (replicas, parts),
+            _ModelParallel,
+        )
     mesh = keras.distribution.DeviceMesh(shape, axes, together)
     names = [_name(device) for device in local]
     return JaxDevices(names, replicas, processes, process, kind(mesh), parts)

@@ -22,8 +22,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 from tensorflow.python.eager import context
 
-from training.distribution import cluster, keras_20585, strategy_optimizer
-from training.distribution.devices import Devices
+from keras_vit.train.distribution import cluster, tensorflow_optimizer, tensorflow_trainer_fixes
+from keras_vit.train.distribution.devices import Devices
 
 _LATE = "Collective has timed out"
 
@@ -46,13 +46,13 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iter
             yield Devices(names)
             return
         made = TensorFlowDevices(_mirrored(tuple(names)))
-        with made.active(), keras_20585.corrected():
+        with made.active(), tensorflow_trainer_fixes.corrected():
             yield made
         return
     strategy = _join(several)
     made = TensorFlowDevices(strategy, several.processes, several.process)
     try:
-        with made.active(), keras_20585.corrected():
+        with made.active(), tensorflow_trainer_fixes.corrected():
             _agree_on_a_seed(made)
             yield made
             made.barrier()  # process 0 serves the others: it must not leave before them
@@ -148,7 +148,7 @@ class TensorFlowDevices(Devices):
     def optimizer(
         self, make: Callable[[], keras.optimizers.Optimizer], precision: str
     ) -> keras.optimizers.Optimizer:
-        return strategy_optimizer.for_strategy(make(), precision == "mixed_float16")
+        return tensorflow_optimizer.for_strategy(make(), precision == "mixed_float16")
 
     def distribute(self, dataset: tf.data.Dataset) -> Any:
         """What `fit` takes, from a `tf.data.Dataset` of this process' part of each global batch.

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from training.distribution import cluster, torch_steps
-from training.distribution.devices import Devices
+from keras_vit.train.distribution import cluster, torch_steps
+from keras_vit.train.distribution.devices import Devices
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The training and test steps of Keras on torch, for several processes.
 
-See `training.distribution.torch`, which puts them in place.
+See `keras_vit.train.distribution.torch`, which puts them in place.
 """
 
 import ast
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from keras.src.backend.torch.trainer import TorchTrainer
 
-from training.distribution.devices import Devices
+from keras_vit.train.distribution.devices import Devices
 
 # The steps of Keras that are replaced, as they were when their replacements were written.
 KNOWN_STEPS = {"train_step": "2efbe660520ab77c", "test_step": "aad112ecc9a336d4"}

@@ -1,7 +1,10 @@
 """Layer-wise learning-rate decay (arXiv 2106.08254): lower blocks of a trained ViT move less."""
+# `LayerFactors` is mixed into Keras' optimizers, and their attributes are not its own.
+# pyright: reportAttributeAccessIssue=false
 
 import functools
 import re
+from typing import Any
 
 import keras
 from keras import ops
@@ -34,7 +37,7 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
 
 
 @functools.cache
-def with_layer_factors(optimizer: type) -> type:
+def with_layer_factors(optimizer: Any) -> Any:
     """The Keras optimiser class, with a learning rate for each weight.
 
     Returns:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras
-import tensorflow as tf
 
 
 class Progress(keras.callbacks.Callback):
@@ -86,7 +85,8 @@ class Progress(keras.callbacks.Callback):
         self._stop = self._stop or time.monotonic()  # evaluation is not training
 
     def on_epoch_end(self, epoch, logs=None):
-        self._add(logs, self.step, self._stop or time.monotonic())
+        if logs is not None:
+            self._add(logs, self.step, self._stop or time.monotonic())
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -222,6 +222,8 @@ class EventFiles(keras.callbacks.Callback):
         self._writers.clear()
 
     def _write(self, part: str, values: dict[str, float], epoch: int) -> None:
+        import tensorflow as tf
+
         if part not in self._writers:
             self._writers[part] = tf.summary.create_file_writer(str(self.folder / part))
         one = tf.compat.v1.Summary.Value
@@ -231,13 +233,3 @@ class EventFiles(keras.callbacks.Callback):
         with self._writers[part].as_default():
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=epoch)
         self._writers[part].flush()
-
-
-class ResumedBar(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar, which after a restart begins in the middle of the epoch."""
-
-    async_safe = True
-    skipped = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(self.skipped + batch, logs)

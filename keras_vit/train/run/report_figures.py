@@ -12,7 +12,7 @@ PICTURES = 8
 """Test pictures that are looked at."""
 
 
-def draw(model: keras_vit.ViT, examples: Iterable[dict[str, Any]], folder: str | Path) -> list[str]:
+def draw(model: keras_vit.ViT, examples: Iterable[Any], folder: str | Path) -> list[str]:
     """Draws a model into a run folder.
 
     Args:

@@ -14,7 +14,7 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from training import rand_augment
+from keras_vit.train.augment import rand_augment
 
 HEIGHT, WIDTH = 37, 29
 M = 7  # the magnitude

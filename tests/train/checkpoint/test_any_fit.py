@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from training import snapshots, variables
-from training.checkpoint import Checkpoint
-from training.sigterm import Sigterm
+from keras_vit import runs
+from keras_vit.train.checkpoint import model_state
+from keras_vit.train.checkpoint.checkpoint import Checkpoint
+from keras_vit.train.checkpoint.lock import Lock
+from keras_vit.train.checkpoint.sigterm import Sigterm
 
 STEPS, BATCH, EPOCHS = 4, 6, 3
 TORCH, TENSORFLOW = (keras.backend.backend() == name for name in ("torch", "tensorflow"))
@@ -106,7 +108,7 @@ def fit(model, folder, kind, callbacks=(), shuffle=None, **settings):
 
 
 def state(model):
-    return variables.collect(model, variables.STATE)
+    return model_state.collect(model, model_state.STATE)
 
 
 def same(one, other):
@@ -120,7 +122,7 @@ def test_data_that_begins_anew_goes_on_at_the_beginning_of_an_epoch(tmp_path, ki
     straight = make_model()
     wanted, _ = fit(straight, tmp_path / "straight", kind)
     assert f"begins {kind.removeprefix('shuffled ')}" in caplog.text
-    assert snapshots.steps(tmp_path / "straight") == [4, 8, 12]  # though save_freq is 1
+    assert runs.steps(tmp_path / "straight") == [4, 8, 12]  # though save_freq is 1
     with pytest.raises(KeyboardInterrupt):
         fit(make_model(), tmp_path / "killed", kind, [Raise(at=6)])
     model = make_model()
@@ -178,7 +180,7 @@ def test_arrays_in_the_middle_of_an_epoch_are_refused(tmp_path):
             verbose=0,
         )
     checkpoint.close()
-    assert snapshots.steps(tmp_path)[-1] == 6
+    assert runs.steps(tmp_path)[-1] == 6
     with pytest.raises(ValueError, match="x must be data that goes on at step 6.*Received: arrays"):
         fit(make_model(), tmp_path, "arrays")
 
@@ -192,7 +194,7 @@ def test_sigterm_with_data_that_begins_anew_leaves_the_last_epoch(tmp_path, capl
 
     with pytest.raises(SystemExit):
         fit(make_model(), tmp_path / "later", "arrays", [Terminate(at=6)])
-    assert snapshots.steps(tmp_path / "later") == [4]
+    assert runs.steps(tmp_path / "later") == [4]
     assert "SIGTERM: the run ends, saved at step 4" in caplog.text
     with pytest.raises(SystemExit):
         fit(make_model(), tmp_path / "early", "arrays", [Terminate(at=1)])
@@ -317,18 +319,18 @@ def test_another_optimizer_with_the_same_slots_is_refused_and_the_folder_let_go(
     fit(make_model(keras.optimizers.Adam(0.01)), tmp_path, "arrays")
     with pytest.raises(ValueError, match="optimizer: adam in the checkpoint, adam_w here"):
         Checkpoint(tmp_path).restore(make_model(keras.optimizers.AdamW(0.01)))
-    assert str(snapshots.Lock(tmp_path).path) not in snapshots.Lock._held
+    assert str(Lock(tmp_path).path) not in Lock._held
     Checkpoint(tmp_path).restore(make_model(keras.optimizers.Adam(0.01)))
 
 
 def test_another_backend_is_refused(tmp_path):
     fit(make_model(), tmp_path, "arrays")
     path = tmp_path / "ckpt-000012"
-    facts = json.loads((path / snapshots.FACTS).read_text())
+    facts = json.loads((path / runs.FACTS).read_text())
     facts["versions"]["backend"] = "other"
-    (path / snapshots.FACTS).write_text(json.dumps(facts))
-    files = {name: snapshots.measure(path / name) for name in (snapshots.ARRAYS, snapshots.FACTS)}
-    (path / snapshots.MANIFEST).write_text(snapshots.manifest_text(files))
+    (path / runs.FACTS).write_text(json.dumps(facts))
+    files = {name: runs.measure(path / name) for name in (runs.ARRAYS, runs.FACTS)}
+    (path / runs.MANIFEST).write_text(runs.manifest_text(files))
     with pytest.raises(ValueError, match="backend it began with. Received: .* of other, on"):
         Checkpoint(tmp_path).restore(make_model())
 

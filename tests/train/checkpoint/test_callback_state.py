@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from training import remembered
+from keras_vit.train.checkpoint import callback_state, random_state
 
 
 def test_remembered_values_come_back_as_they_were():
@@ -31,8 +31,8 @@ def test_remembered_values_come_back_as_they_were():
     for make in (Any, Own):
         old, new, arrays = make(), make(setting=2), {}
         old.state = value
-        entries = remembered.of_callbacks([keras.callbacks.History(), old], arrays)
-        gone = remembered.restore_callbacks([new], entries, arrays)
+        entries = callback_state.collect_callbacks([keras.callbacks.History(), old], arrays)
+        gone = callback_state.restore_callbacks([new], entries, arrays)
         assert gone == ["History"] and new.setting == 2 and new.file is print
         assert new.state["a"] == value["a"] and list(new.state) == list(value)
         assert type(new.state["a"][6]) is tuple and type(new.state["b"]) is np.float64
@@ -41,7 +41,7 @@ def test_remembered_values_come_back_as_they_were():
     bad = Own()
     bad.state = object()
     with pytest.raises(TypeError, match="must be something JSON can hold. Received: object"):
-        remembered.of_callbacks([bad], {})
+        callback_state.collect_callbacks([bad], {})
 
 
 def test_remembered_random_generators_go_on():
@@ -49,14 +49,14 @@ def test_remembered_random_generators_go_on():
 
     arrays = {}
     keras.random.uniform((2,))
-    entries = remembered.of_random(arrays)
+    entries = random_state.collect_random(arrays)
     draw = [random.random(), np.random.rand(), keras.ops.convert_to_numpy(keras.random.uniform(()))]
     other = [
         random.random(),
         np.random.rand(),
         keras.ops.convert_to_numpy(keras.random.uniform(())),
     ]
-    remembered.restore_random(entries, arrays)
+    random_state.restore_random(entries, arrays)
     again = [
         random.random(),
         np.random.rand(),
@@ -71,16 +71,16 @@ def test_remembered_callbacks_of_one_class_are_told_apart_by_their_settings():
 
     old = [make("val_loss"), make("loss")]
     old[0].wait, old[1].wait = 1, 2
-    entries = remembered.of_callbacks(old, {})
+    entries = callback_state.collect_callbacks(old, {})
     new = [make("loss"), make("val_loss")]
-    remembered.restore_callbacks(new, entries, {})
+    callback_state.restore_callbacks(new, entries, {})
     assert [one.wait for one in new] == [2, 1]
 
 
 def test_remembered_is_what_has_changed_since_the_beginning():
     one = keras.callbacks.EarlyStopping("loss")
     one.folder, one.list, one.array = "here", [1], np.zeros(2)
-    others = remembered.Others([one])
+    others = callback_state.SavedCallbacks([one])
     others.begin()
     assert others.pack({})[0]["attributes"] == {}
     one.list.append(2)
@@ -102,5 +102,5 @@ def test_remembered_half_a_protocol_is_none():
 
     old, new = Half(), Half()
     old.count = 5
-    remembered.restore_callbacks([new], remembered.of_callbacks([old], {}), {})
+    callback_state.restore_callbacks([new], callback_state.collect_callbacks([old], {}), {})
     assert new.count == 5

@@ -14,7 +14,9 @@ import keras
 import numpy as np
 import pytest
 
-from training import snapshots
+from keras_vit import runs
+from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint.lock import Lock
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the same on every backend"
@@ -34,7 +36,7 @@ def facts(step, best=None):
 
 
 def write(folder, step, size=1000, best=None):
-    return snapshots.write(folder, step, arrays(step, size), facts(step, best))
+    return files.write(folder, step, arrays(step, size), facts(step, best))
 
 
 def check_whole(snapshot):
@@ -63,11 +65,11 @@ def kill_while_saving(folder, kills, seed):
     rng = np.random.default_rng(seed)
 
     def save():
-        snapshots.sweep(folder)
-        found, _ = snapshots.newest(folder)
+        files.remove_partial(folder)
+        found, _ = files.newest(folder)
         for step in range(check_whole(found) + 1 if found else 1, 10**6):
             write(folder, step, size=200_000)
-            snapshots.prune(folder, 2)
+            files.prune(folder, 2)
             with progress.open("ab") as file:
                 file.write(b".")
 
@@ -83,7 +85,7 @@ def kill_while_saving(folder, kills, seed):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         last = progress.stat().st_size
-        found, broken = snapshots.newest(folder)
+        found, broken = files.newest(folder)
         # The step that was noted, or the one after it, whose note did not come to be.
         assert check_whole(found) - last in (0, 1) and not broken
         interrupted += any(folder.glob("*.tmp-*"))
@@ -156,7 +158,7 @@ def test_snapshots_failing_call_keeps_the_last(tmp_path, monkeypatch):
                 allowed = (1, 2)  # 2, if only the last fsync failed
             else:
                 allowed = (2,)  # mkdir of a folder that was there
-            found, broken = snapshots.newest(folder)
+            found, broken = files.newest(folder)
             assert check_whole(found) in allowed and not broken
             assert not list(folder.glob("*.tmp-*"))
         assert raised > 15  # all but mkdir of folders that were there
@@ -174,7 +176,7 @@ def test_snapshots_full_disk_raises_and_keeps_the_last(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    found, _ = snapshots.newest(tmp_path)
+    found, _ = files.newest(tmp_path)
     assert check_whole(found) == 1
     assert not list(tmp_path.glob("*.tmp-*"))  # its room is given back
 
@@ -190,14 +192,14 @@ DAMAGES = (
 )
 
 
-@pytest.mark.parametrize("name", [snapshots.ARRAYS, snapshots.FACTS, snapshots.MANIFEST])
+@pytest.mark.parametrize("name", [runs.ARRAYS, runs.FACTS, runs.MANIFEST])
 def test_snapshots_damaged_file_is_passed_over(tmp_path, name, caplog):
     caplog.set_level(logging.WARNING)
     write(tmp_path, 1)
     intact = write(tmp_path, 2)
     copy = tmp_path / "copy"
     shutil.copytree(intact, copy)
-    assert check_whole(snapshots.newest(tmp_path)[0]) == 2  # so it is the damage that matters
+    assert check_whole(files.newest(tmp_path)[0]) == 2  # so it is the damage that matters
     size = (intact / name).stat().st_size
     sizes = {"0": 0, "1": 1, "1/4": size // 4, "1/2": size // 2, "-1": size - 1}
     rng = np.random.default_rng(0)
@@ -214,22 +216,22 @@ def test_snapshots_damaged_file_is_passed_over(tmp_path, name, caplog):
             else:
                 os.truncate(file, sizes[damage.split()[1]])
             caplog.clear()
-            found, broken = snapshots.newest(tmp_path)
+            found, broken = files.newest(tmp_path)
             assert check_whole(found) == 1, (damage, place)
             assert broken == [intact] and str(file) in caplog.text
             shutil.copy(copy / name, file)
-    assert check_whole(snapshots.newest(tmp_path)[0]) == 2
+    assert check_whole(files.newest(tmp_path)[0]) == 2
 
 
 def test_snapshots_order_is_numeric_and_pruning_keeps_the_best(tmp_path):
     for step in (9, 10, 100, 1_000_000, 999_999):
         write(tmp_path, step)
     (tmp_path / "ckpt-notes").mkdir()
-    assert snapshots.steps(tmp_path) == [9, 10, 100, 999_999, 1_000_000]
-    assert check_whole(snapshots.newest(tmp_path)[0]) == 1_000_000
-    snapshots.prune(tmp_path, 2, best=10)
-    assert snapshots.steps(tmp_path) == [10, 999_999, 1_000_000]
-    assert snapshots.newest(tmp_path / "none") == (None, [])
+    assert runs.steps(tmp_path) == [9, 10, 100, 999_999, 1_000_000]
+    assert check_whole(files.newest(tmp_path)[0]) == 1_000_000
+    files.prune(tmp_path, 2, best=10)
+    assert runs.steps(tmp_path) == [10, 999_999, 1_000_000]
+    assert files.newest(tmp_path / "none") == (None, [])
 
 
 def test_snapshots_readers_always_get_a_whole_one(tmp_path):
@@ -239,10 +241,10 @@ def test_snapshots_readers_always_get_a_whole_one(tmp_path):
     def look(mine):
         while not stop.is_set():
             try:
-                found, broken = snapshots.newest(tmp_path)
+                found, broken = files.newest(tmp_path)
                 mine.append(check_whole(found))
                 assert not broken
-                listed = snapshots.listing(tmp_path)
+                listed = runs.listing(tmp_path)
                 assert listed and all(entry["whole"] for entry in listed)
             except BaseException as error:
                 problems.append(error)
@@ -258,7 +260,7 @@ def test_snapshots_readers_always_get_a_whole_one(tmp_path):
             break
         step += 1
         write(tmp_path, step, size=20_000)
-        snapshots.prune(tmp_path, 1)
+        files.prune(tmp_path, 1)
     stop.set()
     for reader in readers:
         reader.join()
@@ -270,22 +272,22 @@ def test_snapshots_readers_always_get_a_whole_one(tmp_path):
 def test_snapshots_listing_says_what_there_is(tmp_path):
     write(tmp_path, 3, best=3)
     path = write(tmp_path, 12, best=3)
-    os.truncate(write(tmp_path, 20) / snapshots.ARRAYS, 10)
-    first, second, third = snapshots.listing(tmp_path)
+    os.truncate(write(tmp_path, 20) / runs.ARRAYS, 10)
+    first, second, third = runs.listing(tmp_path)
     assert (first["step"], first["whole"], first["best"]) == (3, True, True)
     assert (second["step"], second["whole"], second["best"]) == (12, True, False)
     assert second["bytes"] == sum(file.stat().st_size for file in path.iterdir())
     assert second["position"] == {"step": 12} and second["time"] == 1.5
-    assert not third["whole"] and snapshots.ARRAYS in third["problem"]
-    data = bytearray((path / snapshots.ARRAYS).read_bytes())
+    assert not third["whole"] and runs.ARRAYS in third["problem"]
+    data = bytearray((path / runs.ARRAYS).read_bytes())
     data[-1] ^= 1
-    (path / snapshots.ARRAYS).write_bytes(data)
-    assert snapshots.listing(tmp_path)[1]["whole"]
-    assert not snapshots.listing(tmp_path, hashes=True)[1]["whole"]
+    (path / runs.ARRAYS).write_bytes(data)
+    assert runs.listing(tmp_path)[1]["whole"]
+    assert not runs.listing(tmp_path, hashes=True)[1]["whole"]
 
 
 def test_snapshots_lock_keeps_a_second_process_out_until_a_kill(tmp_path):
-    lock = snapshots.Lock(tmp_path)
+    lock = Lock(tmp_path)
     child = in_child(lambda: (lock.acquire(), (tmp_path / "ready").touch(), time.sleep(120)))
     deadline = time.monotonic() + 60
     while not (tmp_path / "ready").exists():
@@ -296,37 +298,37 @@ def test_snapshots_lock_keeps_a_second_process_out_until_a_kill(tmp_path):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     lock.acquire()
-    snapshots.Lock(tmp_path / "." / ".." / tmp_path.name).acquire()  # one process, one folder
+    Lock(tmp_path / "." / ".." / tmp_path.name).acquire()  # one process, one folder
     lock.release()
 
 
 def test_snapshots_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="must be one that can be written"):
-        snapshots.Lock(tmp_path / "file" / "checkpoints").acquire()
+        Lock(tmp_path / "file" / "checkpoints").acquire()
     with pytest.raises(OSError, match="must be one that can be written"):
-        snapshots.Lock(tmp_path / "file").acquire()
-    snapshots.Lock(tmp_path / "folder").acquire()
+        Lock(tmp_path / "file").acquire()
+    Lock(tmp_path / "folder").acquire()
 
 
 def test_snapshots_newer_format_is_refused_and_not_set_aside(tmp_path):
-    path = snapshots.write(tmp_path, 1, {}, {"format": 2})
-    assert json.loads((path / snapshots.FACTS).read_text())["format"] == 2
+    path = files.write(tmp_path, 1, {}, {"format": 2})
+    assert json.loads((path / runs.FACTS).read_text())["format"] == 2
     with pytest.raises(ValueError, match="must have format 1. Received"):
-        snapshots.newest(tmp_path)
+        files.newest(tmp_path)
 
 
 def test_snapshots_renamed_one_is_passed_over(tmp_path, caplog):
     write(tmp_path, 1)
     os.rename(write(tmp_path, 2), tmp_path / "ckpt-000007")
-    found, broken = snapshots.newest(tmp_path)
+    found, broken = files.newest(tmp_path)
     assert check_whole(found) == 1 and [path.name for path in broken] == ["ckpt-000007"]
     assert "must be a checkpoint of that step. Received: of 2" in caplog.text
 
 
 def test_snapshots_bfloat16_comes_back_exactly(tmp_path):
     values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast([1.5, -0.3, 1e30], "bfloat16")))
-    path = snapshots.write(tmp_path, 1, {"model/0:x": values}, facts(1))
-    found = snapshots.read(path)
+    path = files.write(tmp_path, 1, {"model/0:x": values}, facts(1))
+    found = files.read(path)
     assert found.dtypes == {"model/0:x": "bfloat16"}
     assert np.array_equal(found.arrays["model/0:x"], values.astype("float32"))

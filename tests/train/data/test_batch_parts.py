@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import ViTConfig
-from training import data
-from training.recipe import Augment
-from training.sources import Source
-from training.splits import IndexedSplit, Part, StreamedSplit
+from keras_vit.train.data import batching
+from keras_vit.train.data.sources import Source
+from keras_vit.train.data.splits import IndexedSplit, Part, StreamedSplit
+from keras_vit.train.recipe import Augment
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the pictures are TensorFlow's everywhere"
@@ -43,7 +43,7 @@ AUGMENTS = {
 
 def batches(split, augment, count=5, **arguments):
     source = Source("made up", None, CLASSES, (None, None, 3), split, split)
-    run = data.train_batches(source, CONFIG, augment, 6, seed=7, **arguments)
+    run = batching.train_batches(source, CONFIG, augment, 6, seed=7, **arguments)
     return list(run.take(count).as_numpy_iterator())
 
 
@@ -85,9 +85,9 @@ def test_train_batches_are_cut_into_parts(split, augment, processes):
 @pytest.mark.parametrize("processes", [1, 4])
 def test_test_batches_count_every_sample_once(split, processes):
     split = SPLITS[split]()
-    plain = together([list(data.test_batches(split, CONFIG, 8, CLASSES).as_numpy_iterator())])
+    plain = together([list(batching.test_batches(split, CONFIG, 8, CLASSES).as_numpy_iterator())])
     runs = [
-        data.test_batches(split, CONFIG, 8, CLASSES, Part.of(8, i, processes))
+        batching.test_batches(split, CONFIG, 8, CLASSES, Part.of(8, i, processes))
         for i in range(processes)
     ]
     assert {int(run.cardinality()) for run in runs} == {3}
@@ -106,4 +106,4 @@ def test_parts_are_equal():
     with pytest.raises(ValueError, match="batch_size must be a multiple of the 4 processes.*=6"):
         Part.of(6, 1, 4)
     with pytest.raises(ValueError, match="part must be of batches of 8. Received: part of 6"):
-        data.test_batches(SPLITS["arrays"](), CONFIG, 8, CLASSES, Part.of(6, 0, 1))
+        batching.test_batches(SPLITS["arrays"](), CONFIG, 8, CLASSES, Part.of(6, 0, 1))

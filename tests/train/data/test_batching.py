@@ -10,10 +10,10 @@ from PIL import Image
 
 from keras_vit import ViTConfig
 from keras_vit.preprocessing import preprocess
-from training import data
-from training.recipe import Augment
-from training.sources import Source
-from training.splits import IndexedSplit
+from keras_vit.train.data import batching
+from keras_vit.train.data.sources import Source, leave_accelerators
+from keras_vit.train.data.splits import IndexedSplit
+from keras_vit.train.recipe import Augment
 
 HEIGHT, WIDTH, CLASSES = 24, 16, 3
 CONFIG = ViTConfig(
@@ -130,16 +130,16 @@ def test_pictures_without_labels_are_refused():
 
 @pytest.mark.parametrize("augment", [Augment(), BUSY, Augment(flip=True, repeats=2)])
 def test_train_batches(source, augment):
-    batches = data.train_batches(source, CONFIG, augment, 4, seed=0)
+    batches = batching.train_batches(source, CONFIG, augment, 4, seed=0)
     assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
     images, targets = batches.element_spec
     assert images == tf.TensorSpec((4, HEIGHT, WIDTH, 3), tf.float32)
     assert targets == tf.TensorSpec((4, CLASSES), tf.float32)
     run = read(batches, 9)
     assert all(np.allclose(targets.sum(-1), 1) for _, targets in run)
-    assert equal(run, read(data.train_batches(source, CONFIG, augment, 4, seed=0), 9))
-    assert not equal(run, read(data.train_batches(source, CONFIG, augment, 4, seed=1), 9))
-    rest = read(data.train_batches(source, CONFIG, augment, 4, seed=0, start_step=5), 4)
+    assert equal(run, read(batching.train_batches(source, CONFIG, augment, 4, seed=0), 9))
+    assert not equal(run, read(batching.train_batches(source, CONFIG, augment, 4, seed=1), 9))
+    rest = read(batching.train_batches(source, CONFIG, augment, 4, seed=0, start_step=5), 4)
     assert equal(run[5:], rest)
     assert not equal(run[4:8], rest)
 
@@ -148,7 +148,7 @@ def test_train_batches_are_the_pictures(source):
     """With nothing done to them, an epoch is the pictures as `preprocess` makes them."""
     pictures, labels = arrays(11)
     wanted = preprocess(pictures, CONFIG)
-    (images, targets), *_ = read(data.train_batches(source, CONFIG, Augment(), 11, seed=0), 1)
+    (images, targets), *_ = read(batching.train_batches(source, CONFIG, Augment(), 11, seed=0), 1)
     for image, target in zip(images, targets, strict=True):
         (index,) = [i for i in range(11) if np.allclose(image, wanted[i], atol=1e-5)]
         assert target.argmax() == labels[index]
@@ -156,10 +156,10 @@ def test_train_batches_are_the_pictures(source):
 
 def test_train_batches_one_gather_is_the_same_as_one_by_one(source, monkeypatch):
     augment = Augment(mixup=0.5, repeats=2)
-    assert data._whole_batches(source.train, CONFIG, augment)
-    run = read(data.train_batches(source, CONFIG, augment, 4, seed=0), 6)
-    monkeypatch.setattr(data, "_whole_batches", lambda *args: False)
-    assert equal(run, read(data.train_batches(source, CONFIG, augment, 4, seed=0), 6))
+    assert batching._whole_batches(source.train, CONFIG, augment)
+    run = read(batching.train_batches(source, CONFIG, augment, 4, seed=0), 6)
+    monkeypatch.setattr(batching, "_whole_batches", lambda *args: False)
+    assert equal(run, read(batching.train_batches(source, CONFIG, augment, 4, seed=0), 6))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_train_batches_one_gather_is_the_same_as_one_by_one(source, monkeypatch)
     ],
 )
 def test_train_batches_one_gather_only_where_nothing_is_done(source, config, augment):
-    assert not data._whole_batches(source.train, config, augment)
+    assert not batching._whole_batches(source.train, config, augment)
 
 
 def test_train_batches_mix_with_a_seed_of_their_own(source):
@@ -180,7 +180,7 @@ def test_train_batches_mix_with_a_seed_of_their_own(source):
     one = source_of(IndexedSplit(*arrays(2)))
     shares = {
         round(float(np.sort(targets[0])[-1]), 5)
-        for _, targets in read(data.train_batches(one, CONFIG, Augment(mixup=1.0), 2, 0), 8)
+        for _, targets in read(batching.train_batches(one, CONFIG, Augment(mixup=1.0), 2, 0), 8)
     }
     assert len(shares) > 4
 
@@ -189,17 +189,17 @@ def test_train_batches_of_encoded_pictures():
     files, _ = encoded(5, "jpeg")
     source = source_of(IndexedSplit(files, np.arange(5) % CLASSES))
     augment = Augment(crop="inception", flip=True)
-    run = read(data.train_batches(source, CONFIG, augment, 3, seed=0), 4)
+    run = read(batching.train_batches(source, CONFIG, augment, 3, seed=0), 4)
     assert run[0][0].shape == (3, HEIGHT, WIDTH, 3)
-    rest = read(data.train_batches(source, CONFIG, augment, 3, seed=0, start_step=1), 3)
+    rest = read(batching.train_batches(source, CONFIG, augment, 3, seed=0, start_step=1), 3)
     assert equal(run[1:], rest)
 
 
 def test_batch_larger_than_the_data(source):
     with pytest.raises(ValueError, match="from 1 to the 11 training .* batch_size=12"):
-        data.train_batches(source, CONFIG, Augment(), 12, seed=0)
+        batching.train_batches(source, CONFIG, Augment(), 12, seed=0)
     with pytest.raises(ValueError, match="at least 1.*batch_size=0"):
-        data.test_batches(source.test, CONFIG, 0, CLASSES)
+        batching.test_batches(source.test, CONFIG, 0, CLASSES)
 
 
 # -- test batches
@@ -212,7 +212,7 @@ def stack(batches):
 @pytest.mark.parametrize("shape", [(HEIGHT, WIDTH, 3), (9, 31, 3), (9, 31, 1)])
 def test_test_batches_of_arrays_are_preprocess(shape):
     pictures, labels = arrays(7, shape)
-    batches = data.test_batches(IndexedSplit(pictures, labels), CONFIG, 3, CLASSES)
+    batches = batching.test_batches(IndexedSplit(pictures, labels), CONFIG, 3, CLASSES)
     assert batches.cardinality() == 3
     assert [len(images) for images, _ in batches] == [3, 3, 1]
     images, targets = stack(read(batches))
@@ -225,7 +225,7 @@ def test_test_batches_of_arrays_are_preprocess(shape):
 def test_test_batches_of_files_are_preprocess(suffix, crop_fraction):
     config = CONFIG.replace(crop_fraction=crop_fraction)
     files, pictures = encoded(5, suffix)
-    batches = data.test_batches(IndexedSplit(files, np.arange(5) % 3), config, 2, CLASSES)
+    batches = batching.test_batches(IndexedSplit(files, np.arange(5) % 3), config, 2, CLASSES)
     images, targets = stack(read(batches))
     assert targets.argmax(-1).tolist() == [0, 1, 2, 0, 1]
     _assert_within_a_pixel_value(images, preprocess(pictures, config))
@@ -233,11 +233,11 @@ def test_test_batches_of_files_are_preprocess(suffix, crop_fraction):
 
 def test_test_batches_in_float32_whatever_the_precision():
     split = IndexedSplit(*arrays(3, (9, 31, 3)))
-    plain = read(data.test_batches(split, CONFIG, 3, CLASSES))
+    plain = read(batching.test_batches(split, CONFIG, 3, CLASSES))
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        assert equal(plain, read(data.test_batches(split, CONFIG, 3, CLASSES)))
+        assert equal(plain, read(batching.test_batches(split, CONFIG, 3, CLASSES)))
     finally:
         keras.config.set_dtype_policy(policy)
 
@@ -245,7 +245,7 @@ def test_test_batches_in_float32_whatever_the_precision():
 def test_test_batches_want_the_channels_of_the_model():
     split = IndexedSplit(*arrays(3, (9, 31, 2)))
     with pytest.raises(ValueError, match="which have 2 channels.*in_channels=3"):
-        data.test_batches(split, CONFIG, 3, CLASSES)
+        batching.test_batches(split, CONFIG, 3, CLASSES)
 
 
 def _assert_within_a_pixel_value(images, wanted):
@@ -262,8 +262,8 @@ def test_fit_and_evaluate(source):
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, metrics=["accuracy"])
-    batches = data.train_batches(source, CONFIG, BUSY, 4, seed=0)
-    tests = data.test_batches(source.test, CONFIG, 4, CLASSES)
+    batches = batching.train_batches(source, CONFIG, BUSY, 4, seed=0)
+    tests = batching.test_batches(source.test, CONFIG, 4, CLASSES)
     history = model.fit(batches, steps_per_epoch=3, epochs=2, validation_data=tests, verbose=0)
     assert len(history.history["val_accuracy"]) == 2
     right = model.predict(tests, verbose=0).argmax(-1) == arrays(11)[1]
@@ -276,7 +276,7 @@ def test_tensorflow_leaves_the_accelerators_to_the_backend(monkeypatch, backend,
     monkeypatch.setattr(keras.backend, "backend", lambda: backend)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda *args: calls.append(args))
-    data._leave_accelerators()
+    leave_accelerators()
     assert calls == ([([], "GPU")] if hidden else [])
 
 
@@ -287,5 +287,5 @@ def test_tensorflow_that_runs_already_is_a_warning(monkeypatch, caplog):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
     monkeypatch.setattr(tf.config, "set_visible_devices", too_late)
-    data._leave_accelerators()
+    leave_accelerators()
     assert "cannot be modified" in caplog.text

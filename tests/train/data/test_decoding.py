@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from training.decode import decode
+from keras_vit.train.data.decoding import decode
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="does not depend on the backend"

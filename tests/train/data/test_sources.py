@@ -14,9 +14,9 @@ from sklearn.datasets import load_digits
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
-from training import sources  # noqa: E402
-from training.recipe import Data  # noqa: E402
-from training.splits import IndexedSplit, StreamedSplit  # noqa: E402
+from keras_vit.train.data import sources  # noqa: E402
+from keras_vit.train.data.splits import IndexedSplit, StreamedSplit  # noqa: E402
+from keras_vit.train.recipe import Data  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="sources know no Keras: once is enough"

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import runtime
-from training import distribution
+from keras_vit.train import distribution
 
 BATCH = 4
 
@@ -74,7 +74,7 @@ def generator(devices):
 
 def generator_of_keras(devices):
     """As Keras has it by itself, on TensorFlow."""
-    from training.distribution.keras_20585 import trainer
+    from keras_vit.train.distribution.tensorflow_trainer_fixes import trainer
 
     build = trainer.TensorFlowTrainer._maybe_symbolic_build
     trainer.TensorFlowTrainer._maybe_symbolic_build = getattr(build, "__wrapped__", build)

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from training import recipe
-from training.distribution.strategy_optimizer import for_strategy
-from training.optimizers import make_optimizer
+from keras_vit.train import recipe
+from keras_vit.train.distribution.tensorflow_optimizer import for_strategy
+from keras_vit.train.optim.optimizer import make_optimizer
 
 STEPS, OVERFLOW, GROWTH = 8, 3, 2
 ALL = ("optimizer.accumulate=2", "optimizer.global_clipnorm=0.5", "optimizer.ema_momentum=0.8")

@@ -6,10 +6,10 @@ import socket
 import keras
 import pytest
 
-from training import distribution
-from training.distribution import cluster
-from training.distribution.cluster import Cluster, expand_hosts, find
-from training.distribution.devices import Devices
+from keras_vit.train import distribution
+from keras_vit.train.distribution import cluster
+from keras_vit.train.distribution.cluster import Cluster, expand_hosts, find
+from keras_vit.train.distribution.devices import Devices
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="it is read in the same way on every backend"

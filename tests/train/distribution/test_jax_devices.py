@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's 
 MEET = """
 import os, signal, sys, threading, time
 import numpy as np
-from training import distribution
+from keras_vit.train import distribution
 
 what = sys.argv[1]
 os.environ["DISTRIBUTION_START_SECONDS"] = "3" if what == "alone" else "60"
@@ -224,7 +224,7 @@ def test_port_in_use_is_named():
 
 
 def test_one_device_has_no_distribution():
-    from training import distribution
+    from keras_vit.train import distribution
 
     with distribution.scope("one") as devices:
         assert keras.distribution.distribution() is None
@@ -234,7 +234,7 @@ def test_one_device_has_no_distribution():
 
 
 def test_model_n_must_divide_the_devices():
-    from training import distribution
+    from keras_vit.train import distribution
 
     with (
         pytest.raises(ValueError, match="divides the 1 devices of a process"),
@@ -244,7 +244,7 @@ def test_model_n_must_divide_the_devices():
 
 
 def test_scope_puts_the_former_distribution_back():
-    from training import distribution
+    from keras_vit.train import distribution
 
     former = keras.distribution.DataParallel(devices=["cpu:0"])
     keras.distribution.set_distribution(former)
@@ -268,8 +268,8 @@ def test_scope_puts_the_former_distribution_back():
     ],
 )
 def test_process_that_shares_a_machine_takes_one_gpu(named_by, hosts, visible, expected):
-    from training.distribution.cluster import Cluster
-    from training.distribution.jax import _local_device_ids
+    from keras_vit.train.distribution.cluster import Cluster
+    from keras_vit.train.distribution.jax import _local_device_ids
 
     addresses = tuple(f"{host}:{2000 + i}" for i, host in enumerate(hosts.split()))
     several = Cluster(addresses, 4, 1, named_by, local=1)

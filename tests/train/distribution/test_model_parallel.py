@@ -37,9 +37,9 @@ CONFIGS = [
 
 
 def cut_model(mesh, **fields):
-    from training.distribution import layout
+    from keras_vit.train.distribution import model_parallel
 
-    keras.distribution.set_distribution(layout.ModelParallel(mesh))
+    keras.distribution.set_distribution(model_parallel.ModelParallel(mesh))
     return keras_vit.ViT(keras_vit.ViTConfig(**{**TINY, **fields}))
 
 
@@ -57,33 +57,33 @@ def no_distribution():
 
 @pytest.mark.parametrize("fields", CONFIGS)
 def test_patterns_fit_what_each_config_has(fields):
-    from training.distribution import layout
+    from keras_vit.train.distribution import model_parallel
 
     model = cut_model(mesh(model=1), **fields)
-    layout.check(model, mesh(model=1))
-    keys = layout.layout_map(mesh(model=1))
+    model_parallel.check(model, mesh(model=1))
+    keys = model_parallel.layout_map(mesh(model=1))
     large = [w for w in model.weights if len(w.shape) > 1 and np.prod(w.shape) > 200]
     assert large
     assert all(keys[w.path] is not None for w in large)
 
 
 def test_check_tells_a_pattern_that_fits_nothing(monkeypatch):
-    from training.distribution import layout
+    from keras_vit.train.distribution import model_parallel
 
     model = cut_model(mesh(model=1))
     wrong = {"(?:.*/)?encoder_block_\\d+/mlp/dense_3/kernel": ((None, "model"), "mlp_dim")}
-    monkeypatch.setattr(layout, "_RULES", {**layout._RULES, **wrong})
+    monkeypatch.setattr(model_parallel, "_RULES", {**model_parallel._RULES, **wrong})
     with pytest.raises(ValueError, match=r"must fit a weight.*dense_3/kernel"):
-        layout.check(model, mesh(model=1))
+        model_parallel.check(model, mesh(model=1))
 
 
 def test_lora_is_cut_by_heads():
-    from training.distribution import layout
+    from keras_vit.train.distribution import model_parallel
 
-    keras.distribution.set_distribution(layout.ModelParallel(mesh(model=1)))
+    keras.distribution.set_distribution(model_parallel.ModelParallel(mesh(model=1)))
     model = keras_vit.ViT(keras_vit.ViTConfig(**TINY))
     model.enable_lora(2, ("query", "attention_output", "mlp"))
-    keys = layout.layout_map(mesh(model=1))
+    keys = model_parallel.layout_map(mesh(model=1))
     axes = {
         w.path.removeprefix("encoder_block_0/"): keys[w.path] and keys[w.path].axes
         for w in model.weights
@@ -133,19 +133,19 @@ def on_four_devices_undivided_sizes_are_named():
 
 
 def on_four_devices_state_of_optimizers_is_cut():
-    from training import optimizers
-    from training.distribution import layout
+    from keras_vit.train import Muon
+    from keras_vit.train.distribution import model_parallel
 
     for make in (
         lambda: keras.optimizers.AdamW(use_ema=True, gradient_accumulation_steps=2),
-        lambda: optimizers.Muon(weight_decay=0.1),
+        lambda: Muon(weight_decay=0.1),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(momentum=0.9)),
     ):
         model = cut_model(mesh(2, 2))
         model.compile(make(), "mse")
         model.optimizer.build(model.trainable_variables)
         # 20 * 20 values are the smallest kernel of a block.
-        layout.check(model, mesh(2, 2), whole=399)
+        model_parallel.check(model, mesh(2, 2), whole=399)
         kernels = [v for v in model.optimizer.variables if np.prod(v.shape) > 399]
         assert len(kernels) >= 12
         for v in kernels:
@@ -153,17 +153,17 @@ def on_four_devices_state_of_optimizers_is_cut():
 
 
 def on_four_devices_what_is_whole_is_found():
-    from training.distribution import layout
+    from keras_vit.train.distribution import model_parallel
 
     model = cut_model(mesh())
     model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     model.optimizer.build(model.trainable_variables)
-    layout.check(model, mesh(), whole=399)
+    model_parallel.check(model, mesh(), whole=399)
     extra = model.optimizer.add_variable((20, 28), name="moment_of_somebody")
     with pytest.raises(ValueError, match=r"more than 399 values.*moment_of_somebody \(20, 28\)"):
-        layout.check(model, mesh(), whole=399)
-    assert layout.uncut([extra], 4, 399) == [extra]
-    assert layout.uncut([extra], 4, 560) == []
+        model_parallel.check(model, mesh(), whole=399)
+    assert model_parallel.uncut([extra], 4, 399) == [extra]
+    assert model_parallel.uncut([extra], 4, 560) == []
 
 
 def on_four_devices_embeddings_leave_the_residual_stream_whole():
@@ -205,7 +205,7 @@ def main():
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
     """What went wrong in each function of the child."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     out = tmp_path_factory.mktemp("layout") / "errors.json"
     environment = {
         **os.environ,

@@ -50,7 +50,7 @@ def run(folder, processes, *more):
     """Ends with the weights, the log and what was printed."""
     settings = [part for one in (*SETTINGS, *more) for part in ("--set", one)]
     command = ["--recipe", "digits", "--workdir", str(folder), *settings]
-    several = [str(trainee.ROOT / "docs/cluster/local.sh"), str(processes)]
+    several = [str(trainee.ROOT / "training/cluster/local.sh"), str(processes)]
     start = several if processes > 1 else [sys.executable, "-m", "training.train"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PORT": str(free_ports())}

@@ -14,13 +14,13 @@ from processes import environments
 from trainee import Plan, check_same, run_in_turn
 
 import keras_vit
-from training import distribution
-from training.distribution.cluster import Cluster
+from keras_vit.train import distribution
+from keras_vit.train.distribution.cluster import Cluster
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-    from training.distribution import keras_20585, tensorflow
+    from keras_vit.train.distribution import tensorflow, tensorflow_trainer_fixes
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="TensorFlow's devices"
@@ -31,13 +31,13 @@ EMA = ("optimizer.ema_momentum=0.9",)
 # What two processes do. Each says in JSON what it has seen; then process 1 is killed in training.
 PAIR = """
 import contextlib, json, os, signal, sys, time
-from training import distribution
-from training.distribution import keras_20585
+from keras_vit.train import distribution
+from keras_vit.train.distribution import tensorflow_trainer_fixes
 
 seen = {}
 with contextlib.ExitStack() as stack:
     if sys.argv[1] == "uncorrected":
-        keras_20585.corrected = contextlib.nullcontext
+        tensorflow_trainer_fixes.corrected = contextlib.nullcontext
     devices = stack.enter_context(distribution.scope())
     import keras
     import numpy as np
@@ -187,20 +187,22 @@ def test_a_process_that_lives_and_does_not_come_ends_the_other():
 def test_keras_still_needs_to_be_corrected():
     for said, _ in run_pair("uncorrected", DISTRIBUTION_PEER_SECONDS="10"):
         if "FITTED" in said:
-            pytest.fail(f"Keras {keras.__version__} no longer needs keras_20585.py: remove it")
+            pytest.fail(
+                f"Keras {keras.__version__} no longer needs tensorflow_trainer_fixes.py: remove it"
+            )
         assert "Attempt to convert a value (PerReplica" in said, said[-3000:]
 
 
 def test_correction_is_taken_back():
     def parts():
-        trainer = keras_20585.trainer
+        trainer = tensorflow_trainer_fixes.trainer
         build = trainer.TensorFlowTrainer._maybe_symbolic_build
         return build, trainer.reduce_per_replica, trainer.TFEpochIterator
 
     before = parts()
-    with keras_20585.corrected():
+    with tensorflow_trainer_fixes.corrected():
         inside = parts()
-        with keras_20585.corrected():  # a scope in a scope
+        with tensorflow_trainer_fixes.corrected():  # a scope in a scope
             pass
         assert parts() == inside
     assert parts() == before
@@ -209,13 +211,15 @@ def test_correction_is_taken_back():
 
 @pytest.mark.parametrize("version", ["3.15.1", "3.16.0.dev0"])
 def test_correction_leaves_what_it_does_not_know(monkeypatch, caplog, version):
-    monkeypatch.setattr(keras_20585.trainer, "reduce_per_replica", lambda values: values)
+    monkeypatch.setattr(
+        tensorflow_trainer_fixes.trainer, "reduce_per_replica", lambda values: values
+    )
     monkeypatch.setattr(keras, "__version__", version)
-    kept = keras_20585.trainer.reduce_per_replica
+    kept = tensorflow_trainer_fixes.trainer.reduce_per_replica
     known_wrong = version == "3.15.1"
     expected = pytest.raises(RuntimeError, match="20585") if known_wrong else caplog.at_level(30)
-    with expected, keras_20585.corrected():
-        assert keras_20585.trainer.reduce_per_replica is kept
+    with expected, tensorflow_trainer_fixes.corrected():
+        assert tensorflow_trainer_fixes.trainer.reduce_per_replica is kept
     assert ("left to it, uncorrected" in caplog.text) != known_wrong
 
 

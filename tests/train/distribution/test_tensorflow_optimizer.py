@@ -18,7 +18,7 @@ import trainee
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-    from training.distribution.strategy_optimizer import for_strategy
+    from keras_vit.train.distribution.tensorflow_optimizer import for_strategy
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="of tf.distribute alone"

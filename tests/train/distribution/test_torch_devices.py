@@ -89,7 +89,7 @@ def test_process_that_never_comes_is_named(tmp_path):
 
 
 def test_port_in_use_is_said(monkeypatch):
-    from training import distribution
+    from keras_vit.train import distribution
 
     with socket.socket() as server:
         server.bind(("", 0))
@@ -101,7 +101,7 @@ def test_port_in_use_is_said(monkeypatch):
 
 
 def test_changed_keras_is_refused(monkeypatch):
-    from training.distribution import torch_steps
+    from keras_vit.train.distribution import torch_steps
 
     torch_steps.check_keras()
 
@@ -114,7 +114,7 @@ def test_changed_keras_is_refused(monkeypatch):
 
 
 def test_scope_without_processes_is_one_device(monkeypatch):
-    from training import distribution
+    from keras_vit.train import distribution
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     for setting in ("auto", "one", "all"):

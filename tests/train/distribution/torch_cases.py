@@ -13,7 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def environments(port, processes=2, **more):
@@ -238,7 +238,7 @@ def strangers(devices):
 
 
 def compare(out):
-    from training import distribution
+    from keras_vit.train import distribution
 
     wanted = {name: case() for name, case in CASES.items()}
     found = {}
@@ -276,7 +276,7 @@ def compare(out):
 
 
 def die(out):
-    from training import distribution
+    from keras_vit.train import distribution
 
     x, y = numbers()
     with distribution.scope("auto") as devices:
@@ -296,7 +296,7 @@ def die(out):
 
 
 def wait(out):
-    from training import distribution
+    from keras_vit.train import distribution
 
     start = time.time()
     try:

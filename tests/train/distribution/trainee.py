@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BATCH, STEPS, TESTS = 8, 5, 21
 
 
@@ -26,7 +26,7 @@ class Plan:
     """What a process does."""
 
     devices: str = "one"
-    optimizer: str = "sgd"  # a name of training.recipe.Optimizer
+    optimizer: str = "sgd"  # a name of keras_vit.train.recipe.Optimizer
     settings: tuple[str, ...] = ()  # as --set takes them, for example "optimizer.accumulate=2"
     logical_cpus: int = 1  # TensorFlow's; JAX has XLA_FLAGS
     own_part: bool = False  # feed each process its part only, through devices.distribute
@@ -138,7 +138,7 @@ def main(plan: Plan, out: str) -> None:
         parts = [tf.config.LogicalDeviceConfiguration()] * plan.logical_cpus
         tf.config.set_logical_device_configuration(cpu, parts)
 
-    from training import distribution
+    from keras_vit.train import distribution
 
     with distribution.scope(plan.devices) as devices:
         train(plan, devices, out)
@@ -150,8 +150,9 @@ def train(plan, devices, out):
     import tensorflow as tf
 
     import keras_vit
-    from training import plain, recipe
-    from training.optimizers import make_optimizer
+    from keras_vit.train import recipe
+    from keras_vit.train.optim.optimizer import make_optimizer
+    from keras_vit.train.run import trained_model
 
     settings = [f"optimizer.name={plan.optimizer}", "optimizer.learning_rate=0.05"]
     if plan.optimizer != "sgd":
@@ -215,7 +216,9 @@ def train(plan, devices, out):
     if plan.keras_file and devices.is_chief:
         # Where devices say so, a model that one process alone makes is that process' own.
         with getattr(devices, "alone", contextlib.nullcontext)():
-            plain.plain_model(model, plain.plain_weights(model)).save(plan.keras_file)
+            trained_model.plain_model(model, trained_model.plain_weights(model)).save(
+                plan.keras_file
+            )
     facts = {k: getattr(devices, k) for k in ("kind", "replicas", "processes", "process")}
     weights = {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
     devices.barrier()

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from training import optimizers
-from training.recipe import Data, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit import train
+from keras_vit.train.recipe import Data, Model, Optimizer, Recipe, Run, Schedule
 
 RATE = 0.01
 CONSTANT = Schedule("constant")
@@ -24,7 +24,7 @@ def recipe(schedule=CONSTANT, **options):
 
 
 def make(model, steps=10, **options):
-    optimizer = optimizers.make_optimizer(recipe(**options), model, steps)
+    optimizer = train.make_optimizer(recipe(**options), model, steps)
     optimizer.build(model.trainable_variables)
     return optimizer
 

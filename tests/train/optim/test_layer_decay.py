@@ -4,7 +4,7 @@ import keras
 import pytest
 from conformance import tiny_model
 
-from training.layer_decay import layer_factors, with_layer_factors
+from keras_vit.train.optim.layer_decay import layer_factors, with_layer_factors
 
 
 def test_layer_factors_are_those_of_beit():

@@ -5,7 +5,7 @@ import pytest
 from conformance import arrays, tiny_model
 from optimizer_steps import RATE, apply, make, random_gradients
 
-from training import optimizers
+from keras_vit.train.optim import muon
 
 
 def newton_schulz(matrix):
@@ -62,18 +62,18 @@ def test_muon_takes_the_kernels_of_the_blocks_and_adam_the_rest():
 
 def test_kernels_updated_together_move_as_one_by_one(monkeypatch):
     shapes = []
-    orthogonalise = optimizers.Muon.zeropower_via_newtonschulz5
+    orthogonalise = muon.Muon.zeropower_via_newtonschulz5
 
     def spy(self, x, steps):
         shapes.append(tuple(x.shape))
         return orthogonalise(self, x, steps)
 
-    monkeypatch.setattr(optimizers.Muon, "zeropower_via_newtonschulz5", spy)
+    monkeypatch.setattr(muon.Muon, "zeropower_via_newtonschulz5", spy)
     query, key = (f"encoder_block_1/attention/{name}/kernel" for name in ("query", "key"))
 
     def moved(one_by_one, swap=False):
         """The weights after two updates."""
-        monkeypatch.setattr(optimizers, "in_replica", lambda: one_by_one)
+        monkeypatch.setattr(muon, "in_replica", lambda: one_by_one)
         model = tiny_model("wide_heads")
         optimizer = make(model, name="muon", weight_decay=0.1, ema_momentum=0.5)
         for seed in range(2):

@@ -15,9 +15,9 @@ from optimizer_steps import (
     zero_gradients,
 )
 
-from training import optimizers
-from training.layer_decay import layer_factors
-from training.recipe import Optimizer, Schedule
+from keras_vit import train
+from keras_vit.train.optim.layer_decay import layer_factors
+from keras_vit.train.recipe import Optimizer, Schedule
 
 NAMES = ["adamw", "adam", "sgd", "lamb", "muon"]
 DECAY = 0.1
@@ -31,7 +31,7 @@ def rates(schedule, steps):
 
 
 def test_schedule_starts_at_zero_peaks_after_the_warm_up_and_ends_as_asked():
-    schedule = optimizers.make_schedule(Schedule("cosine", 4, final=0.1), 0.5, 25)
+    schedule = train.make_schedule(Schedule("cosine", 4, final=0.1), 0.5, 25)
     assert rates(schedule, [0, 1, 4, 24]) == pytest.approx([0, 0.125, 0.5, 0.05])
     assert rates(schedule, [14]) == pytest.approx([0.5 * (0.9 * 0.5 + 0.1)])  # halfway down
     assert rates(schedule, [25, 99]) == pytest.approx([0.05, 0.05])  # and stays there
@@ -39,21 +39,21 @@ def test_schedule_starts_at_zero_peaks_after_the_warm_up_and_ends_as_asked():
 
 
 def test_schedule_without_a_warm_up_starts_at_the_peak():
-    schedule = optimizers.make_schedule(Schedule("cosine"), 0.5, 11)
+    schedule = train.make_schedule(Schedule("cosine"), 0.5, 11)
     assert rates(schedule, [0, 5, 10]) == pytest.approx([0.5, 0.25, 0.0], abs=1e-7)
-    assert rates(optimizers.make_schedule(Schedule(), 0.5, 1), [0]) == [0.5]
+    assert rates(train.make_schedule(Schedule(), 0.5, 1), [0]) == [0.5]
 
 
 def test_schedule_constant_warms_up_too():
-    schedule = optimizers.make_schedule(Schedule("constant", 4, final=0.1), 0.5, 25)
+    schedule = train.make_schedule(Schedule("constant", 4, final=0.1), 0.5, 25)
     assert rates(schedule, [0, 2, 4, 14, 24]) == pytest.approx([0, 0.25, 0.5, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("warmup", [10, 11, -1])
 def test_schedule_refuses_a_warm_up_that_never_ends(warmup):
     with pytest.raises(ValueError, match=rf"warmup_steps must be .*warmup_steps={warmup}"):
-        optimizers.make_schedule(Schedule("cosine", warmup), 0.5, 10)
-    optimizers.make_schedule(Schedule("cosine", 9), 0.5, 10)
+        train.make_schedule(Schedule("cosine", warmup), 0.5, 10)
+    train.make_schedule(Schedule("cosine", 9), 0.5, 10)
 
 
 def test_schedule_counts_updates_where_keras_counts_batches():
@@ -63,7 +63,7 @@ def test_schedule_counts_updates_where_keras_counts_batches():
     for _ in range(15):
         seen.append(float(to_numpy(optimizer.learning_rate)))
         optimizer._iterations.assign_add(1)
-    updates = rates(optimizers.make_schedule(schedule, RATE, 5), range(5))
+    updates = rates(train.make_schedule(schedule, RATE, 5), range(5))
     assert seen == pytest.approx(np.repeat(updates, 3))
     copy = type(optimizer._learning_rate).from_config(optimizer._learning_rate.get_config())
     assert rates(copy, range(15)) == pytest.approx(seen)
@@ -75,7 +75,7 @@ def test_schedule_counts_updates_where_keras_counts_batches():
 @pytest.mark.parametrize("accumulate", [0, 11])
 def test_accumulation_must_leave_an_update(accumulate):
     with pytest.raises(ValueError, match=f"accumulate must .*accumulate={accumulate}, steps=10"):
-        optimizers.make_optimizer(recipe(accumulate=accumulate), tiny_model(), 10)
+        train.make_optimizer(recipe(accumulate=accumulate), tiny_model(), 10)
 
 
 # -- weight decay
@@ -84,7 +84,7 @@ def test_accumulation_must_leave_an_update(accumulate):
 def test_decays_names_the_kernels_and_nothing_else():
     table = {}
     for kind in ("registers", "learned_2d", "patch_norm", "qk_norm", "pre_logits"):
-        table.update(optimizers.decays(tiny_model(kind)))
+        table.update(train.decays(tiny_model(kind)))
     assert table["patches/projection/kernel"] and table["head/kernel"]
     assert table["encoder_block_1/attention/query/kernel"]
     assert table["encoder_block_0/mlp/dense_2/kernel"] and table["pre_logits/kernel"]
@@ -98,10 +98,10 @@ def test_decays_names_the_kernels_and_nothing_else():
 def test_decays_reaches_lora():
     model = tiny_model()
     model.enable_lora(2)
-    table = optimizers.decays(model)
+    table = train.decays(model)
     assert table["encoder_block_0/attention/query/lora_kernel_a"]
     assert not table["encoder_block_0/attention/query/bias"]
-    assert optimizers.make_optimizer(recipe(weight_decay=DECAY), model, 10)
+    assert train.make_optimizer(recipe(weight_decay=DECAY), model, 10)
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
@@ -112,7 +112,7 @@ def test_weight_decay_moves_the_kernels_alone(name, layer_decay):
     before = arrays(model)
     apply(optimizer, model, zero_gradients(model))
     factors = layer_factors(model, layer_decay)
-    for path, decays in optimizers.decays(model).items():
+    for path, decays in train.decays(model).items():
         wanted = before[path] * (1 - RATE * DECAY * factors[path] * decays)
         after = arrays(model)[path]
         np.testing.assert_allclose(after, wanted, rtol=1e-6, err_msg=path)
@@ -147,7 +147,7 @@ def test_adamw_is_numpys(layer_decay):
     gradients = [random_gradients(model, seed) for seed in range(3)]
     for grads in gradients:
         apply(optimizer, model, grads)
-    after, decays = arrays(model), optimizers.decays(model)
+    after, decays = arrays(model), train.decays(model)
 
     def largest_error(factors, decays):
         wanted = numpy_adamw(before, gradients, factors, decays)
@@ -259,7 +259,7 @@ def test_average_is_the_exponential_one_and_replaces_the_weights_at_the_end():
 def fit(model, epochs=4, **options):
     x = images(model.config, 12)
     y = np.eye(3, dtype="float32")[np.arange(12) % 3]
-    optimizer = optimizers.make_optimizer(recipe(**options), model, 3 * epochs)
+    optimizer = train.make_optimizer(recipe(**options), model, 3 * epochs)
     compiled = "auto" if keras.backend.backend() == "jax" else False
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=compiled)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training import callbacks as watch
+from keras_vit.train.run import callbacks as watch
 
 
 def fit(callbacks, epochs=3, steps=4, learning_rate=0.1, validate=True, poison=False):

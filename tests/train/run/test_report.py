@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training import report
-from training.recipe import Data, Loss, Model, Recipe, Run
+from keras_vit.train.recipe import Data, Loss, Model, Recipe, Run
+from keras_vit.train.run import report
 
 RECIPE = Recipe("mine", Data("digits"), Model(), Run(batch_size=4, epochs=1))
 

@@ -12,10 +12,9 @@ import keras
 import numpy as np
 
 from keras_vit.runs import CHECKPOINTS, LOCK, MODEL, RECIPE, RESULTS, listing, read_facts
+from keras_vit.train.distribution.devices import Devices
+from keras_vit.train.recipe import Recipe, differences
 from keras_vit.weights.atomic import TEMPORARY
-from training import recipe
-from training.distribution.devices import Devices
-from training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ def check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
     """Whether a run is to go on with another recipe; raises where that was not said."""
     if not (workdir / RECIPE).exists():
         return False
-    lines = recipe.differences(read_recipe(workdir), ours)
+    lines = differences(read_recipe(workdir), ours)
     if lines and not accepted:
         raise ValueError(
             f"recipe must be that of the run in {workdir}, or the changes be accepted "
@@ -88,7 +87,7 @@ def check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
 def read_recipe(workdir: Path) -> Recipe:
     """The recipe of a run: from its file or, where that is damaged, from the newest checkpoint."""
     try:
-        return recipe.read(workdir / RECIPE)
+        return Recipe.from_file(workdir / RECIPE)
     except ValueError as error:
         for entry in reversed(listing(workdir / CHECKPOINTS, hashes=True)):
             if entry["whole"]:
