@@ -13,10 +13,12 @@ from conformance import tiny_model
 from rich.console import Console
 
 from keras_vit import runs
+from keras_vit.train import fit
+from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint.checkpoint import Checkpoint
+from keras_vit.train.checkpoint.lock import Lock
 from keras_vit_cli import main, output
 from keras_vit_cli.info import run_facts
-from training import fit, snapshots
-from training.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the same on every backend"
@@ -48,7 +50,7 @@ def save(folder, step, epoch, step_in_epoch=0, stopped=False):
     facts = {"time": 1e9 + step, "position": position, "best": {"step": 8}}
     facts |= {"steps_per_epoch": 4, "extra": {"steps": 14}}
     arrays = {"model/0:kernel": np.full(50, step, "float32")}
-    return snapshots.write(folder / runs.CHECKPOINTS, step, arrays, facts)
+    return files.write(folder / runs.CHECKPOINTS, step, arrays, facts)
 
 
 def said(folder):
@@ -105,18 +107,18 @@ def test_runs_says_where_a_killed_run_goes_on(folder):
 def test_runs_state_follows_the_folder(folder):
     save(folder, 14, epoch=4, stopped=True)
     assert "trained to its end at step 14 of 14" in said(folder)["state"]
-    lock = snapshots.Lock(folder)
+    lock = Lock(folder)
     lock.acquire()
     try:
         run = runs.read(folder)
         assert run["state"] == "running" and f"process {os.getpid()} on" in run["process"]
         assert "being written" in said(folder)["unfinished"]
         with pytest.raises(BlockingIOError):  # it is still held by whom it was held
-            in_child(lambda: (snapshots.Lock._held.clear(), snapshots.Lock(folder).acquire()))
+            in_child(lambda: (Lock._held.clear(), Lock(folder).acquire()))
     finally:
         lock.release()
     assert runs.read(folder)["state"] == "cut off"  # though the file is there
-    in_child(lambda: snapshots.Lock(folder).acquire())
+    in_child(lambda: Lock(folder).acquire())
     finish(folder)
     run = runs.read(folder)
     assert run["state"] == "finished" and run["results"] == {"top1": 0.75}
@@ -152,7 +154,7 @@ def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
     assert code == 1 and [e["whole"] for e in run["checkpoints"]] == [True, False]
     assert str(path) in run["problems"][0] and len(run["problems"]) == 1
     assert run["position"]["step"] == 8  # what the run would go on with
-    snapshots.set_aside(path.parent)
+    files.mark_broken(path.parent)
     code, out = info(folder, "--json")
     assert code == 0 and json.loads(out)["set_aside"] == ["ckpt-000011.broken"]
 

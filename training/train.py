@@ -1,22 +1,22 @@
-"""`python -m training.train --recipe NAME --workdir DIR`: trains by a recipe.
+"""`python -m training.train --recipe NAME_OR_FILE.py --workdir DIR`: trains by a recipe.
 
-The run folder gets model.keras, report.md with its pictures, recipe.json, log.jsonl and files for
+The run folder gets model.keras, report.md with its figures, recipe.json, log.jsonl and files for
 TensorBoard. `--set section.field=value` changes any field of the recipe; KERAS_BACKEND chooses the
 backend.
 """
 
 import argparse
-import dataclasses
+import functools
 import os
 import re
 import sys
 from pathlib import Path
 
-# Keras and TensorFlow are imported when a command has come that far: `--help` is immediate.
+# Keras and TensorFlow are imported when they are needed, so that `--help` is immediate.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains, and says where things are."""
+    """Trains, and prints where the results are."""
     options = _options(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greetings
     try:
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    """What it says; the items of a list are told apart."""
+    """The message in one line, the items of a list separated by semicolons."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     return re.sub(r"(?<=[:.,]); ", " ", "; ".join(line for line in lines if line))
 
@@ -44,21 +44,23 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         epilog="example: python -m training.train --recipe digits --workdir runs/digits "
         "--set run.epochs=10",
     )
-    parser.add_argument("--recipe", metavar="NAME", help="one that --list shows")
+    parser.add_argument(
+        "--recipe", metavar="NAME", help="a name that --list shows, or the path of a .py file"
+    )
     parser.add_argument(
         "--workdir",
         type=Path,
         metavar="DIR",
-        help="the run folder: new, or that of a run, which goes on (then --recipe may be left out)",
+        help="the run folder: a new one, or that of a run to resume (--recipe is optional then)",
     )
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="go on with a run that is there (the default)",
+        help="resume an existing run (the default)",
     )
     parser.add_argument(
-        "--accept-changes", action="store_true", help="go on though the recipe is another"
+        "--accept-changes", action="store_true", help="resume even if the recipe has changed"
     )
     parser.add_argument(
         "--set",
@@ -73,30 +75,28 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         default="auto",
         metavar="WHICH",
         help="auto (a cluster that the environment names, all GPUs, or the CPU), one, all, or "
-        "model:N (JAX: weights cut into N)",
+        "model:N (JAX: weights split over N devices)",
     )
-    parser.add_argument("--list", action="store_true", help="show the recipes and end")
-    parser.add_argument("--quiet", action="store_true", help="print errors and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parser.add_argument("--list", action="store_true", help="list the recipes and exit")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = parser.parse_args(argv)
     if options.list:
         return options
     if not options.workdir:
-        parser.error("--recipe and --workdir are needed, or --list")
+        parser.error("--recipe and --workdir are required, or --list")
     if not options.recipe and not (options.workdir / "recipe.json").is_file():
-        parser.error(f"--recipe is needed: there is no run in {options.workdir}")
+        parser.error(f"--recipe is required: there is no run in {options.workdir}")
     return options
 
 
 def _list() -> int:
-    import importlib
+    from keras_vit.train import list_recipes
 
-    from training import recipes
-
-    width = max(map(len, recipes.NAMES))
-    for name in recipes.NAMES:
-        module = importlib.import_module(f"training.recipes.{name}")
-        print(f"{name:{width}}  {(module.__doc__ or '').strip().splitlines()[0]}")
+    recipes = list_recipes()
+    width = max(map(len, recipes))
+    for name, description in recipes.items():
+        print(f"{name:{width}}  {description}")
     return 0
 
 
@@ -104,77 +104,20 @@ def _train(options: argparse.Namespace) -> int:
     from keras_vit_cli import backend
 
     backend.choose()
-    from training import recipe as recipes_
-    from training import run_folder
-    from training.recipes import NAMES, load
+    from keras_vit import train
 
-    if options.recipe is None:
-        recipe = run_folder.read_recipe(options.workdir)
-    else:
-        if options.recipe not in NAMES:
-            print(f"The recipes are: {', '.join(NAMES)}", file=sys.stderr)
-        recipe = load(options.recipe)
-    recipe = recipes_.override(recipe, options.set)
-    if options.data is not None:
-        recipe = dataclasses.replace(
-            recipe, data=dataclasses.replace(recipe.data, path=options.data)
-        )
-    from training import fit
-
-    begun = []
-
-    def on_start(plan):
-        begun.append(plan)
-        if not options.quiet:
-            print(_summary(plan), flush=True)
-
-    reached = fit.run(
-        recipe,
+    train.train(
+        options.recipe,
         options.workdir,
+        overrides=options.set,
+        data=options.data,
         devices=options.devices,
         resume=options.resume,
         accept_changes=options.accept_changes,
         verbose=0 if options.quiet else "auto",
-        on_start=on_start,
+        say=None if options.quiet else functools.partial(print, flush=True),
     )
-    if reached and not options.quiet:
-        if not begun:
-            print("This run was finished before, and is left alone.")
-        top5 = "" if reached["top5"] is None else f", top-5 {reached['top5']:.2%}"
-        print(
-            f"\nTest: top-1 {reached['top1']:.2%}{top5}, after {reached['seconds'] / 60:.1f} "
-            f"minutes\n{options.workdir}/report.md    curves, mistakes and how to go on\n"
-            f"{options.workdir}/model.keras  the model"
-        )
     return 0
-
-
-def _summary(plan) -> str:
-    """What is about to be trained, on what."""
-    from training import fit
-
-    recipe, source, devices = plan.recipe, plan.source, plan.devices
-    batch = recipe.run.batch_size
-    lines = [
-        f"{recipe.name}: {plan.model.count_params():,} parameters, "
-        f"{source.train.num_examples:,} training and {source.test.num_examples:,} test "
-        f"pictures of {source.num_classes} classes",
-        fit.machine(devices),
-    ]
-    update = batch * recipe.optimizer.accumulate
-    line = f"{plan.steps:,} steps of {batch:,} in {plan.epochs:,} epochs"
-    if devices.replicas > 1:
-        line += f", {batch // devices.replicas:,} a device"
-    if update != batch:
-        line += f", an update every {update:,}"
-    line += f"; learning rate {recipe.learning_rate:g} for the whole"
-    if recipe.optimizer.base_batch is not None:
-        given, base = recipe.optimizer.learning_rate, recipe.optimizer.base_batch
-        line += f" ({given:g} for {base:,})"
-    if plan.start.step:
-        epoch = min(plan.start.epoch + 1, plan.epochs)
-        line += f"\ngoes on at step {plan.start.step:,}, in epoch {epoch:,}"
-    return "\n".join([*lines, line])
 
 
 if __name__ == "__main__":

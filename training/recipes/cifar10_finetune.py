@@ -9,7 +9,16 @@ Reach: 98.95 % (paper), 99.02 % (google-research/vision_transformer, B/16 from I
 Source: vision_transformer, vit_jax/configs/common.py and vit_jax/input_pipeline.py.
 """
 
-from training.recipe import Augment, Data, Evaluation, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def cifar10_finetune() -> Recipe:

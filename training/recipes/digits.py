@@ -7,7 +7,7 @@ Reach: 97 % of 360 test pictures. One run each on two CPU cores: 98.3 % in 31 s 
 Source: our own settings.
 """
 
-from training.recipe import Data, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import Data, Model, Optimizer, Recipe, Run, Schedule
 
 
 def digits() -> Recipe:

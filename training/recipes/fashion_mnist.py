@@ -6,7 +6,17 @@ Reach: 91 % (91.61 % in the one run there was, TensorFlow, November 2026).
 Source: our own settings.
 """
 
-from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Loss,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def fashion_mnist() -> Recipe:

@@ -7,7 +7,16 @@ Reach: 99.38 % (paper, B/16 from ImageNet-21k).
 Source: the paper; picture handling of vision_transformer, vit_jax/input_pipeline.py.
 """
 
-from training.recipe import Augment, Data, Evaluation, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def flowers_finetune() -> Recipe:

@@ -10,7 +10,7 @@ Reach: what the pictures allow.
 Source: the fine-tuning settings of the ViT paper at 224 px, with AdamW, which asks for less tuning.
 """
 
-from training.recipe import Augment, Data, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import Augment, Data, Model, Optimizer, Recipe, Run, Schedule
 
 
 def folder() -> Recipe:

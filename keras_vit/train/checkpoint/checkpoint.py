@@ -1,0 +1,415 @@
+"""A run that is killed goes on where it was, bit for bit: a Keras callback, and restoring.
+
+    checkpoint = Checkpoint("runs/x/checkpoints")
+    start = checkpoint.restore(model)                      # compiled; does nothing in a new folder
+    model.fit(
+        batches_from(start.step),
+        epochs=10, steps_per_epoch=100, initial_epoch=start.epoch,
+        callbacks=checkpoint.around([EarlyStopping(), ...]),
+    )
+
+Keras' `fit` cannot begin in the middle of an epoch, so the first epoch after a restart gets the
+steps that are left of it, with the metrics it had. What is saved is what the next step begins
+with: taken before any callback hears of that step, or after all have heard of an epoch's end.
+"""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit import runs
+from keras_vit.train.checkpoint import files, model_state, random_state
+from keras_vit.train.checkpoint.best_epoch import Best
+from keras_vit.train.checkpoint.callback_state import SavedCallbacks
+from keras_vit.train.checkpoint.files import Start
+from keras_vit.train.checkpoint.lock import Lock
+from keras_vit.train.checkpoint.resume import (
+    PendingRestore,
+    ResumedBar,
+    check_same_step,
+    restarting_data,
+)
+from keras_vit.train.checkpoint.sigterm import CODE, Sigterm
+from keras_vit.train.checkpoint.step_counter import Counter
+from keras_vit.train.checkpoint.writer import Writer, wait_for_writer
+from keras_vit.train.distribution.devices import Devices
+
+PAUSE = "the epoch is over"  # true, as model.stop_training; another's wish to stop replaces it
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves everything a run needs to go on, and restores it.
+
+    Weights, dropout's seeds, optimizers, metrics, what the callbacks remember, the position, and
+    the global random generators. It is copied between two steps and written by another thread,
+    whose error, such as a full disk, ends the run at the next batch; the last checkpoint stays.
+
+    A loss in the logs that is no longer a number ends the run with a `FloatingPointError`; a weight
+    or optimizer slot does when it would be saved, and is not. At SIGTERM, the run is saved before
+    its next step and ends with `SystemExit(143)`; nothing is evaluated or logged any more.
+
+    Data that Keras begins anew with each epoch, such as arrays, can be gone on with at the
+    beginning of an epoch only: checkpoints are made when epochs end then.
+
+    With several processes, the first one writes and all of them read. On TensorFlow, reading a
+    metric would take all processes there, so that the logs of an epoch that was interrupted count
+    its second part only. Weights are not affected.
+
+    Args:
+        folder: Where the checkpoints go; nothing else should be there.
+        every_minutes: A checkpoint is made when the last one is so old, or None.
+        save_freq: Also after so many steps, or after each "epoch", as Keras has it. The end of the
+            run is always saved.
+        keep: How many of the newest are kept.
+        monitor: A name in the logs, such as "val_accuracy": the best epoch's is kept too.
+        mode: "min", "max", or "auto" to let the metric decide.
+        extra: Anything JSON can hold, such as the recipe; `restore` gives it back.
+        devices: What the run computes on; None is one process.
+    """
+
+    async_safe = True  # Keras need not wait for the device after each batch
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        every_minutes: float | None = 10.0,
+        save_freq: int | str | None = None,
+        keep: int = 2,
+        monitor: str | None = None,
+        mode: str = "auto",
+        extra: Any = None,
+        devices: Devices | None = None,
+    ):
+        super().__init__()
+        if not (type(keep) is int and keep > 0):
+            raise ValueError(f"keep must be a number of checkpoints above 0. Received: {keep=}")
+        number = isinstance(every_minutes, (int, float))
+        if every_minutes is not None and not (number and every_minutes > 0):
+            raise ValueError(f"every_minutes must be None or above 0. Received: {every_minutes=}")
+        if save_freq not in (None, "epoch") and not (type(save_freq) is int and save_freq > 0):
+            raise ValueError(
+                f'save_freq must be None, "epoch" or a number of steps. Received: {save_freq=}'
+            )
+        json.dumps(extra)  # what cannot be saved is found before the first step
+        self.folder = Path(os.path.abspath(folder))  # wherever the program goes meanwhile
+        self.every_minutes = every_minutes
+        self.save_freq = save_freq
+        self.keep = keep
+        self.extra = extra
+        self.devices = Devices(["this"]) if devices is None else devices
+
+        self._writer = Writer(self.folder, keep)
+        self._lock = Lock(self.folder)
+        self._others = SavedCallbacks()
+        self._bar: ResumedBar | None = None
+        self._opened = False
+        self._pending: PendingRestore | None = None
+        self._random: tuple[dict, dict] | None = None
+        self._torch: Any = None  # the state of its generator when an epoch began
+        self._restarting: str | None = None  # data that Keras begins anew with each epoch
+        self._best = Best(monitor, mode)
+        self._sigterm = Sigterm()
+        self._count = Counter()
+        self._told = False  # that SIGTERM came to a process that does not save
+        self._saved_step = 0
+        self._saved_at = time.monotonic()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether SIGTERM has come."""
+        return self._sigterm.came
+
+    @property
+    def step(self) -> int:
+        """Batches of the whole run that are done, or begun."""
+        return self._count.step
+
+    def around(self, callbacks: Sequence[keras.callbacks.Callback] = ()) -> list:
+        """The callbacks for `fit`: those given, and this one on both sides of them.
+
+        What these remember is saved: for example the best value and the patience of EarlyStopping.
+        Keras' History and progress bar are added, unless they are there.
+        """
+        callbacks = list(callbacks)
+        if not any(isinstance(c, keras.callbacks.History) for c in callbacks):
+            callbacks.append(keras.callbacks.History())
+        others = [c for c in callbacks if not isinstance(c, keras.callbacks.ProgbarLogger)]
+        self._others = SavedCallbacks(others)
+        if len(others) == len(callbacks):
+            self._bar = ResumedBar()
+            callbacks.append(self._bar)
+        return [_Opening(self), *callbacks, self]
+
+    def restore(self, model: keras.Model) -> Start:
+        """Puts a model back to where the newest whole checkpoint was made; call it before `fit`.
+
+        Checkpoints that do not verify are renamed to `.broken`; the log names the file.
+
+        Args:
+            model: Built and compiled, as it was.
+
+        Returns:
+            Where to go on; the beginning, if there is no checkpoint.
+
+        Raises:
+            ValueError: The model or its optimizer is another one. Nothing is changed; the message
+                has all differences.
+        """
+        model_state.prepare(model)
+        if self.devices.is_chief:
+            self._lock.acquire()
+            wait_for_writer(self.folder)
+            files.remove_partial(self.folder)
+        try:
+            return self._restore(model)
+        except BaseException:
+            self.close()
+            raise
+
+    def _restore(self, model):
+        snapshot, broken = files.newest(self.folder)
+        check_same_step(snapshot, self.folder, self.devices)
+        if snapshot is None and broken:
+            raise runs.BrokenCheckpointError(
+                f"None of the checkpoints in {self.folder} is whole: "
+                f"{', '.join(path.name for path in broken)}. To begin anew, move them away"
+            )
+        if snapshot is None:
+            return Start()
+        model_state.restore_model(model, snapshot)
+        if self.devices.is_chief:
+            for path in broken:
+                files.mark_broken(path)
+        facts = snapshot.facts
+        start = Start(**facts["position"], extra=facts["extra"])
+        self._pending = PendingRestore(start, snapshot)
+        self._count.step = self._saved_step = start.step
+        self._best.found = facts["best"]
+        return start
+
+    # -- before the other callbacks (see _Opening)
+
+    def _open_training(self):
+        if self.devices.is_chief:
+            self._lock.acquire()
+            if any(step > self.step for step in runs.steps(self.folder)):
+                raise FileExistsError(
+                    "folder must be new, or restore() must be called before fit. Received: "
+                    f"folder={str(self.folder)!r}, which has checkpoints of later steps"
+                )
+        self._sigterm.watch()
+        self._saved_at = time.monotonic()
+        self._restarting = restarting_data()
+        within = self.every_minutes or type(self.save_freq) is int
+        if (self.params["steps"] is None or self._restarting) and within:
+            why = (
+                f"Keras begins {self._restarting} anew"
+                if self._restarting
+                else "their length is not known"
+            )
+            logger.warning(
+                "Checkpoints are made when epochs end, and not within them: %s. Give fit batches "
+                "that can begin at any step, and steps_per_epoch",
+                why,
+            )
+        self._opened = True
+        if self._pending is not None:
+            self._pending.keep(self.model)
+
+    def _open_epoch(self, epoch):
+        steps, executed = self.params["steps"], self.model.steps_per_execution
+        if executed > 1 and (steps is None or steps % executed):
+            raise ValueError(
+                f"steps_per_epoch must be a multiple of steps_per_execution={executed}, so that a "
+                f"checkpoint knows its step. Received: steps_per_epoch={steps}"
+            )
+        skipped = 0
+        if self._pending is not None:
+            self._pending.open_epoch(self.model, epoch, steps)
+            skipped = self._pending.start.step_in_epoch
+        self._count.open_epoch(epoch, skipped)
+        if self._bar is not None:
+            self._bar.skipped = skipped
+
+    def _open_batch(self, batch):
+        if self._random is not None:  # once more
+            random_state.restore_random(*self._random)
+        else:
+            random_state.restore_torch_generator(self._torch)
+        self._random = self._torch = None
+        self._check()
+        count = self._count
+        step, done = count.step_of(batch), count.skipped + batch
+        within = (
+            self.params["steps"] is not None and not self._restarting
+        )  # or is it the epoch's end?
+        if (within and self._is_due(step)) or (self._must_stop() and not self._restarting):
+            self._save(count.epoch, done, step, inside=True)
+        if self._must_stop():
+            self._stop()
+        executed = self._model.steps_per_execution
+        count.begin(batch, executed)
+        if count.skipped and done + executed >= self.params["steps"]:
+            self._model.stop_training = self._model.stop_training or PAUSE
+
+    def _close_epoch(self):
+        if self._model.stop_training == PAUSE:  # and nobody else's wish
+            self._model.stop_training = False
+        self._count.close_epoch()
+        self._check()
+
+    # -- after the other callbacks
+
+    def on_train_begin(self, logs=None):
+        if not self._opened:
+            raise ValueError("callbacks must be those of around([...]). Received: others")
+        self._opened = False
+        self._others.begin()
+        if self._pending is not None:
+            gone = self._pending.put_back(self.model, self._others.callbacks)
+            if gone and self.devices.is_chief:  # which alone has those that write
+                logger.warning("The run had callbacks that it has no more: %s", ", ".join(gone))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self._pending is not None:
+            self._random = self._pending.begin(self.model, self._others.callbacks)
+            self._pending = None
+        if self._random is None:
+            self._torch = random_state.torch_generator()
+
+    # With some backends in another thread, and later: it must not touch the model.
+    def on_train_batch_end(self, batch, logs=None):
+        self._look(logs, self._count.step_of(batch) + 1)
+        self._count.end(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = logs or {}
+        self._look(logs, self.step)
+        self._check()
+        stopped = bool(self._model.stop_training)
+        last = stopped or epoch + 1 >= self.params["epochs"]
+        improved = self._best.update(self.model, logs, self.step, last)
+        wanted = improved or last or self.save_freq == "epoch" or self._must_stop()
+        # Keras may refuse to begin another epoch after one that was cut short: of a PyDataset.
+        wanted = wanted or self._count.skipped > 0
+        if wanted or self._is_due(self.step):
+            self._save(epoch + 1, 0, self.step, stopped=stopped)
+        if self._must_stop():
+            self._stop()
+
+    def on_train_end(self, logs=None):
+        self._check(wait=True)
+        self.close()
+
+    # -- saving
+
+    def _is_due(self, step: int) -> bool:
+        if step == self._saved_step:
+            return False
+        if type(self.save_freq) is int and step - self._saved_step >= self.save_freq:
+            return True
+        minutes = (time.monotonic() - self._saved_at) / 60
+        return self.every_minutes is not None and minutes >= self.every_minutes
+
+    def _save(self, epoch, step_in_epoch, step, inside=False, stopped=False):
+        """Copies the state, and has it written."""
+        if step == self._saved_step or not self.devices.is_chief:
+            return
+        self._check(wait=True)
+        groups = list(model_state.STATE)
+        if inside and self.devices.reads_metrics_alone:
+            groups.append(model_state.METRICS)
+        arrays = model_state.collect(self.model, groups)  # waits for the device
+        if not self._count.wait():  # one of them has raised an error, which Keras is about to show
+            logger.warning("No checkpoint at step %d: a callback does not end its batch", step)
+            return
+        self._check()
+        position = Start(epoch, step_in_epoch, step, stopped)
+        facts = {
+            "time": time.time(),
+            "position": {k: v for k, v in vars(position).items() if k != "extra"},
+            "steps_per_epoch": self.params["steps"],
+            "inside_epoch": inside,
+            "best": self._best.found,
+            "versions": model_state.versions(),
+            "extra": self.extra,
+            "optimizer": model_state.optimizer_name(self.model),
+            "callbacks": self._others.pack(arrays),
+            "random": random_state.collect_random(arrays),
+        }
+        self._writer.write(step, arrays, facts)
+        self._saved_step, self._saved_at = step, time.monotonic()
+
+    def _look(self, logs, step):
+        for name, value in (logs or {}).items():
+            # Other metrics may begin with an infinity.
+            if "loss" in name and not math.isfinite(value) and self._writer.failure is None:
+                self._writer.failure = self._writer.not_a_number(f"{name}={value}", step)
+
+    def _check(self, wait=False):
+        """Raises what went wrong in another thread."""
+        try:
+            if wait:
+                self._writer.wait()
+            self._writer.check()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- the end
+
+    def _must_stop(self) -> bool:
+        # Of several processes the first one stops, with the state of all, and so ends the others.
+        if self.interrupted and not self.devices.is_chief and not self._told:
+            self._told = True
+            logger.warning(
+                "SIGTERM: process %d waits for process 0, which must get it too, to save and end",
+                self.devices.process,
+            )
+        return self.interrupted and self.devices.is_chief
+
+    def _stop(self):
+        self._check(wait=True)
+        self.close()
+        saved = f"saved at step {self._saved_step}" if self._saved_step else "nothing was saved"
+        logger.warning("SIGTERM: the run ends, %s", saved)
+        raise SystemExit(CODE)
+
+    def close(self) -> None:
+        """Waits for what is being written, and lets go of the folder and of SIGTERM.
+
+        `fit` does it at its end; it is for a `fit` that has ended with an error.
+        """
+        self._sigterm.release()
+        self._writer.close()
+        self._lock.release()
+
+
+class _Opening(keras.callbacks.Callback):
+    """The checkpoint's hooks in front of all other callbacks."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__()
+        self.checkpoint = checkpoint
+
+    def on_train_begin(self, logs=None):
+        self.checkpoint._open_training()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.checkpoint._open_epoch(epoch)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.checkpoint._open_batch(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.checkpoint._close_epoch()
