@@ -12,6 +12,7 @@ import typer
 from keras_vit_cli import (
     backend,
     convert,
+    evaluate,
     explain,
     export,
     info,
@@ -20,19 +21,22 @@ from keras_vit_cli import (
     predict,
     request,
     serve_config,
+    train,
 )
+from keras_vit_cli.options import Command
 
 DISTRIBUTION = "keras3-vit"
 # By the heading of `keras-vit --help`.
 COMMANDS = {
     "Checkpoints": (models.models, info.info, convert.convert),
+    "Training": (train.train, evaluate.evaluate),
     "Use": (predict.predict, explain.explain),
     "Deployment": (export.export, serve_config.serve_config, request.request),
 }
 
 app = typer.Typer(
     name="keras-vit",
-    help="Vision Transformers for Keras 3: find, convert, use, explain, export and serve them.",
+    help="Vision Transformers for Keras 3: find, train, use, explain and deploy them.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     rich_markup_mode="markdown",  # joins the lines of a paragraph
@@ -40,7 +44,7 @@ app = typer.Typer(
 )
 for _heading, _functions in COMMANDS.items():
     for _function in _functions:
-        app.command(rich_help_panel=_heading)(_function)
+        app.command(cls=Command, rich_help_panel=_heading)(_function)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        expected = isinstance(error, ValueError | OSError | ImportError)
+        expected = isinstance(error, ValueError | OSError | ImportError | FloatingPointError)
         output.print_error(
             str(error) if expected else f"{type(error).__name__}: {error} (see --debug)"
         )

@@ -1,9 +1,10 @@
 """What several commands share: options, and checks of paths before Keras is imported."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from keras_vit_cli import output
 
@@ -25,6 +26,27 @@ Verbose = Annotated[
 ]
 # Read by `main`, which reports the errors.
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class Command(TyperCommand):
+    """A command whose repeatable options also take several values: `--few-shot 1 5 10`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeats the option before each further value, as typer wants it."""
+        repeatable = {
+            name
+            for param in self.params
+            if getattr(param, "multiple", False)
+            for name in param.opts
+        }
+        given, option = [], None
+        for position, arg in enumerate(args):
+            if arg.startswith("-"):
+                option = arg if arg in repeatable else None
+            elif option and args[position - 1] != option:
+                given.append(option)
+            given.append(arg)
+        return super().parse_args(ctx, given)
 
 
 def check_source(name: str, source: str) -> None:
