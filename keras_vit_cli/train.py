@@ -24,7 +24,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="The run folder: a new one, or that of a run to resume (--recipe is optional then).",
+            help="The run folder: a new one, or that of a run to resume, which knows its recipe.",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
@@ -35,7 +35,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="SECTION.FIELD=VALUE",
+            metavar="FIELD=VALUE",
             help="Change a field of the recipe, such as optimizer.learning_rate=3e-4; may be "
             "repeated.",
         ),

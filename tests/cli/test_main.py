@@ -15,7 +15,7 @@ from keras_vit_cli import main
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(main.app).commands
-HEAVY = ("keras", "numpy", "tensorflow", "jax", "torch", "huggingface_hub", "PIL")
+HEAVY = ("keras", "keras_vit", "numpy", "tensorflow", "jax", "torch", "huggingface_hub", "PIL")
 
 
 def test_error_is_one_line(call, tmp_path):
@@ -98,6 +98,9 @@ def start(*arguments, **environment):
         (["export", "none.keras", "--to", "onnx"], 1),
         (["export", "runs", "--to", "tflite", "--accuracy-data", "none"], 1),
         (["serve-config", "none"], 1),
+        (["evaluate", "none.keras"], 1),
+        (["train", "--recipe", "none.py", "--workdir", "none"], 1),
+        (["train", "--recipe", "digits"], 2),
     ],
 )
 def test_help_and_missing_files_import_no_keras(arguments, code):

@@ -1,54 +1,23 @@
-"""The two commands as a user calls them, on the digits with a tiny model."""
+"""`keras-vit train` as a user calls it, on the digits with a tiny model."""
 
-import contextlib
-import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
 import pytest
 
-import keras_vit
-from keras_vit import runs
-from keras_vit.train import list_recipes
+from keras_vit import runs, train
 from keras_vit.train.run import run_folder
-from training import evaluate, train
 
-TINY = [
-    "model.config.patch_size=4",
-    "model.config.width=16",
-    "model.config.depth=1",
-    "model.config.num_heads=2",
-    "model.config.mlp_dim=24",
-    "schedule.warmup_steps=1",
-    "run.steps=4",
-    "run.batch_size=700",
-]
-
-SMALL = keras_vit.ViTConfig(
-    image_size=8, patch_size=4, in_channels=1, width=16, depth=1, num_heads=2, mlp_dim=24
-)
+ROOT = Path(__file__).parents[2]
 
 
-def arguments(folder, *more, settings=TINY):
-    sets = [part for setting in settings for part in ("--set", setting)]
-    return ["--recipe", "digits", "--workdir", str(folder), *sets, *more]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A run folder, made in silence."""
-    folder = tmp_path_factory.mktemp("commands") / "run"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert train.main(arguments(folder, "--quiet")) == 0
-    assert printed.getvalue() == "" and (folder / "report.md").is_file()
-    return folder
-
-
-def test_train_says_what_it_does_and_where_things_are(tmp_path, capsys):
-    assert train.main(arguments(tmp_path / "run")) == 0
-    out = capsys.readouterr().out
+def test_train_says_what_it_does_and_where_things_are(call, digits, tmp_path):
+    code, out, _ = call(*digits(tmp_path / "run"))
+    assert code == 0
     assert "1,437 training and 360 test images of 10 classes" in out
     assert "4 steps of 700 in 2 epochs" in out and keras.backend.backend() in out
     assert "Test: top-1" in out and f"{tmp_path}/run/model.keras" in out
@@ -56,19 +25,21 @@ def test_train_says_what_it_does_and_where_things_are(tmp_path, capsys):
     assert sum("val_accuracy" in line for line in out.splitlines()) == 2
 
 
-def test_list_shows_every_recipe_there_is(capsys):
-    assert train.main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    files = {path.stem for path in Path(train.__file__).parent.glob("recipes/*.py")}
+def test_list_shows_every_recipe_there_is(call):
+    code, out, _ = call("train", "--list")
+    lines = out.splitlines()
+    files = {path.stem for path in (ROOT / "training").glob("recipes/*.py")}
+    assert code == 0
     assert {line.split()[0] for line in lines} == files and len(files) > 10
-    (digits,) = (line for line in lines if line.startswith("digits "))
-    assert digits.split(maxsplit=1)[1].startswith("Handwritten digits")
+    (line,) = (line for line in lines if line.startswith("digits "))
+    assert line.split(maxsplit=1)[1].startswith("Handwritten digits")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (["--recipe", "digit"], "near: digits"),
+        (["--recipe", "none.py"], "recipe must be a file that exists. Received: 'none.py'"),
         (["--set", "optimizer.learning_rat=1"], "near: learning_rate"),
         (["--set", "run.batch_size=9999"], "1 to the 1437 training samples"),
         (["--set", "data.source=digit"], "data.source must be"),
@@ -76,43 +47,51 @@ def test_list_shows_every_recipe_there_is(capsys):
         (["--set", "data.source=folder", "--data", "/no/such/place"], "/no/such/place"),
     ],
 )
-def test_train_refuses_in_one_line(change, words, tmp_path, capsys):
-    assert train.main(arguments(tmp_path / "run", *change)) == 1
-    printed = capsys.readouterr()
-    last = printed.err.strip().splitlines()[-1]
-    assert last.startswith("training.train: error: ") and words in last
-    assert "Traceback" not in printed.err and printed.out == ""
+def test_train_refuses_in_one_line(call, digits, change, words, tmp_path):
+    code, out, err = call(*digits(tmp_path / "run", *change))
+    assert (code, out) == (1, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("keras-vit: error: ") and words in last
+    assert "Traceback" not in err
 
 
-def test_an_unknown_recipe_shows_all(tmp_path, capsys):
-    assert train.main(["--recipe", "zzz", "--workdir", str(tmp_path)]) == 1
-    printed = capsys.readouterr().err
-    assert all(name in printed for name in list_recipes())
+def test_an_unknown_recipe_shows_all(call, tmp_path):
+    code, _, err = call("train", "--recipe", "zzz", "--workdir", tmp_path)
+    assert code == 1 and all(name in err for name in train.list_recipes())
 
 
-def test_a_finished_run_is_left_alone(folder, capsys):
+def test_a_recipe_may_be_a_file(call, tmp_path):
+    source = (ROOT / "training/recipes/digits.py").read_text()
+    (tmp_path / "mine.py").write_text(source.replace("def digits(", "def mine("))
+    options = ("--recipe", tmp_path / "mine.py", "--workdir", tmp_path / "run")
+    code, _, err = call("train", *options, "--set", "run.batch_size=9999")
+    assert code == 1 and "1 to the 1437 training samples" in err
+
+
+def test_a_finished_run_is_left_alone(call, digits, trained):
+    folder = trained
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    assert train.main(arguments(folder)) == 0
-    out = capsys.readouterr().out
+    code, out, _ = call(*digits(folder))
+    assert code == 0
     assert "top-1" in out and "finished before" in out
-    assert train.main(arguments(folder, "--no-resume")) == 1
-    assert "which holds checkpoints, confusion.png, curves.png" in capsys.readouterr().err
-    assert train.main(arguments(folder, "--set", "run.seed=5")) == 1
-    message = capsys.readouterr().err
+    code, _, err = call(*digits(folder, "--no-resume"))
+    assert code == 1 and "which holds checkpoints, confusion.png, curves.png" in err
+    code, _, message = call(*digits(folder, "--set", "run.seed=5"))
+    assert code == 1
     assert "--accept-changes" in message and "run.seed: 0 -> 5" in message
     fewer = ["--set", "run.steps=3", "--accept-changes"]
-    assert train.main(arguments(folder, *fewer)) == 1
-    assert "run.steps must be at least 4, where 4 are done" in capsys.readouterr().err
+    code, _, err = call(*digits(folder, *fewer))
+    assert code == 1 and "run.steps must be at least 4, where 4 are done" in err
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-def test_a_finished_run_can_be_made_longer(folder, tmp_path, capsys):
-    copy = shutil.copytree(folder, tmp_path / "copy")
+def test_a_finished_run_can_be_made_longer(call, trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
     log = (copy / "log.jsonl").read_text()
     # A run of 9 steps would have epochs of 3, and this one keeps those it had, of 2.
     more = ["--workdir", str(copy), "--set", "run.steps=9", "--accept-changes"]
-    assert train.main(more) == 0  # it knows its recipe
-    out = capsys.readouterr().out
+    code, out, _ = call("train", *more)  # it knows its recipe
+    assert code == 0
     assert "9 steps of 700 in 5 epochs" in out and "resumes at step 4, in epoch 3" in out
     assert "finished before" not in out
     longer = (copy / "log.jsonl").read_text()
@@ -123,114 +102,57 @@ def test_a_finished_run_can_be_made_longer(folder, tmp_path, capsys):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the same on all")
-def test_a_finished_run_makes_again_what_is_gone(folder, tmp_path, capsys, caplog):
-    copy = shutil.copytree(folder, tmp_path / "copy")
+def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog):
+    copy = shutil.copytree(trained, tmp_path / "copy")
     log, results = (copy / "log.jsonl").read_bytes(), (copy / "results.json").read_text()
     wanted = run_folder.read_results(copy)
     (copy / "results.json").write_text(results[:9])
     assert run_folder.read_results(copy) is None and "results.json cannot be read" in caplog.text
     (copy / "results.json").write_text(results)
     (copy / "model.keras").unlink()
-    assert train.main(["--workdir", str(copy)]) == 0
-    assert "resumes at step 4" in capsys.readouterr().out
+    code, out, _ = call("train", "--workdir", copy)
+    assert code == 0 and "resumes at step 4" in out
     assert "model.keras is missing, and is made again" in caplog.text
     got = run_folder.read_results(copy)
     got["seconds"] = pytest.approx(wanted["seconds"], abs=1)
     assert wanted == got and (copy / "log.jsonl").read_bytes() == log
-    models = (keras.saving.load_model(one / "model.keras") for one in (folder, copy))
+    models = (keras.saving.load_model(one / "model.keras") for one in (trained, copy))
     for one, other in zip(*(model.get_weights() for model in models), strict=True):
         assert one.tobytes() == other.tobytes()
 
 
-def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(folder, tmp_path, capsys, caplog):
-    copy = shutil.copytree(folder, tmp_path / "copy")
+def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(call, trained, tmp_path, caplog):
+    copy = shutil.copytree(trained, tmp_path / "copy")
     wanted = (copy / "recipe.json").read_text()
     (copy / "recipe.json").write_text(wanted[:50])
     (copy / "results.json").unlink()
-    assert train.main(["--workdir", str(copy)]) == 0
+    assert call("train", "--workdir", copy)[0] == 0
     assert "recipe.json cannot be read as a recipe" in caplog.text and "ckpt-00" in caplog.text
     assert (copy / "recipe.json").read_text() == wanted
     (copy / "recipe.json").write_text("[]")
     shutil.rmtree(copy / "checkpoints")
-    assert train.main(["--workdir", str(copy)]) == 1
-    assert "copy/recipe.json cannot be read as a recipe" in capsys.readouterr().err
+    code, _, err = call("train", "--workdir", copy)
+    assert code == 1 and "copy/recipe.json cannot be read as a recipe" in err
 
 
-def test_an_error_with_a_list_is_one_line():
-    error = ValueError("a and b must be those of c. Received others:\n  a: 1\n  b: 2")
-    assert train._one_line(error) == "a and b must be those of c. Received others: a: 1; b: 2"
+@pytest.mark.parametrize("options", [["--recipe", "digits"], ["--workdir", "x"], ["--nonsense"]])
+def test_a_wrong_call_of_train_is_code_2(call, options):
+    code, out, err = call("train", *options)
+    assert (code, out) == (2, "") and "Usage: keras-vit train" in err
 
 
-def test_debug_shows_where_an_error_comes_from(tmp_path):
-    with pytest.raises(ValueError, match="near: digits"):
-        train.main(["--recipe", "digit", "--workdir", str(tmp_path), "--debug"])
+def test_train_that_is_interrupted_is_code_130(call, digits, tmp_path, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "train", interrupt)
+    code, out, err = call(*digits(tmp_path / "run"))
+    assert (code, out, err) == (130, "", "\nkeras-vit: stopped\n")
 
 
-@pytest.mark.parametrize("command", [["--recipe", "digits"], ["--workdir", "x"], ["--nonsense"]])
-def test_a_wrong_call_is_code_2(command, capsys):
-    with pytest.raises(SystemExit) as end:
-        train.main(command)
-    assert end.value.code == 2 and "usage:" in capsys.readouterr().err
-
-
-def ask(capsys, *options):
-    assert evaluate.main([*map(str, options), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_evaluate_reaches_what_the_run_reached(folder, capsys):
-    last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
-    for options in ([folder], [folder / "model.keras", "--data", "digits"]):
-        for batch in (7, 360, 1000):
-            found = ask(capsys, *options, "--batch", batch)
-            assert found["samples"] == 360
-            assert found["top1"] == pytest.approx(last["val_accuracy"], abs=1e-6)
-            assert found["top5"] == pytest.approx(last["val_top5"], abs=0.01)
-    train_split = ask(capsys, folder, "--split", "train")
-    assert train_split["samples"] == 1437 and train_split["top1"] != found["top1"]
-
-
-def test_evaluate_prints_and_takes_few_shots(folder, capsys):
-    assert evaluate.main([str(folder), "--few-shot", "1", "10"]) == 0
-    out = capsys.readouterr().out
-    assert "360 samples of digits:test" in out and "top1 " in out and "top5 " in out
-    one, ten = (
-        float(line.split()[-1].rstrip("%")) for line in out.splitlines() if "few_shot" in line
-    )
-    assert 0 < one < ten < 100
-
-
-def test_evaluate_takes_any_checkpoint(tmp_path, capsys):
-    model = keras_vit.ViT(SMALL.replace(num_classes=10, head_init="truncated_normal"))
-    model.save(tmp_path / "model.keras")
-    path = keras_vit.save_pretrained(model, tmp_path / "hf", format="huggingface")
-    wanted, got = (ask(capsys, m, "--data", "digits") for m in (tmp_path / "model.keras", path))
-    assert got["top1"] == wanted["top1"] and got["top5"] == wanted["top5"]
-    other = keras_vit.ViT(model.config)
-    other.save(tmp_path / "other.keras")
-    assert ask(capsys, tmp_path / "other.keras", "--data", "digits")["top5"] != wanted["top5"]
-
-
-def test_evaluate_refuses_in_one_line(folder, tmp_path, capsys):
-    keras_vit.ViT(SMALL.replace(num_classes=3)).save(tmp_path / "three.keras")
-    mixed = SMALL.replace(num_classes=10, labels=tuple("1023456789"))
-    keras_vit.ViT(mixed).save(tmp_path / "mixed.keras")
-    keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(tmp_path / "other.keras")
-    for options, words in (
-        ([folder / "model.keras"], "--data must be given"),
-        ([folder / "no.keras", "--data", "digits"], "no.keras"),
-        ([tmp_path / "three.keras", "--data", "digits"], "the model's 3 classes"),
-        ([tmp_path / "mixed.keras", "--data", "digits"], "classes in the model's order: 1, 0, 2"),
-        ([tmp_path / "other.keras", "--data", "digits"], "model must be a ViT"),
-        ([folder, "--data", tmp_path / "nowhere"], "nowhere"),
-    ):
-        assert evaluate.main([str(option) for option in options]) == 1
-        printed = capsys.readouterr()
-        assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
-
-
-def test_evaluate_wants_positive_numbers(folder, capsys):
-    for option in (["--batch", "0"], ["--few-shot", "x"]):
-        with pytest.raises(SystemExit) as end:
-            evaluate.main([str(folder), *option])
-        assert end.value.code == 2 and "positive number" in capsys.readouterr().err
+def test_programs_of_a_checkout_are_the_commands():
+    for name, text in (("train", "Train a model by a recipe"), ("evaluate", "Measure top-1")):
+        command = [sys.executable, "-m", f"training.{name}", "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert f"Usage: keras-vit {name}" in done.stdout and text in done.stdout
