@@ -220,7 +220,7 @@ _GO_ON = """
 ## To go on
 
 ```
-python -m training.evaluate {quoted}
+keras-vit evaluate {quoted}
 ```
 
 ```python

@@ -97,7 +97,7 @@ def test_report_says_what_was_reached_and_how_to_go_on(num_classes, tmp_path):
     assert f"{predictions.top1:.2%}" in text and "a \\| b" in text
     a, b, times, share = predictions.worst(1)[0]
     assert f"| class\\|{a} | class\\|{b} | {times} | {share:.1%} |" in text
-    assert f"python -m training.evaluate {tmp_path}" in text
+    assert f"keras-vit evaluate {tmp_path}" in text
     assert "keras.saving.load_model" in text and "keras.ops.softmax" in text
     for name in ("curves.png", "confusion.png"):
         assert f"({name})" in text
@@ -114,5 +114,5 @@ def test_report_without_labels_mistakes_or_drawing(tmp_path, monkeypatch):
     page = report.write(folder, sigmoid, random_predictions(3, right=1.0), {})
     text = page.read_text()
     assert "None." in text and "keras.ops.sigmoid" in text
-    assert f"training.evaluate '{folder}'\n" in text  # as a shell wants it
+    assert f"keras-vit evaluate '{folder}'\n" in text  # as a shell wants it
     assert not list(folder.glob("*.png"))
