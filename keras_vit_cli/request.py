@@ -55,13 +55,22 @@ def request(
 
 def _batch(images: list[Path]) -> tuple[Any, list[str]]:
     """What is sent, and a name for each item of it."""
+    for path in images:
+        if not path.is_file():
+            found = "a folder" if path.is_dir() else "which does not exist"
+            raise ValueError(f"IMAGE must be a file. Received: {path}, {found}")
     if all(path.suffix != ".npy" for path in images):
         return images, [str(path) for path in images]
     if len(images) > 1:
         raise ValueError(f"IMAGE must be one where it is a .npy file. Received: {len(images)}")
     import numpy as np
 
-    array = np.load(images[0], allow_pickle=False)
+    try:
+        array = np.load(images[0], allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(
+            f"IMAGE must be a whole .npy file of numbers. Received: {images[0]}, {error}"
+        ) from error
     if array.ndim < 2:
         raise ValueError(f"IMAGE must hold a batch of arrays. Received: shape {array.shape}")
     return array, [f"{images[0]}[{i}]" for i in range(len(array))]
