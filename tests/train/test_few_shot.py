@@ -113,5 +113,5 @@ def test_evaluate_reads_the_features_before_the_head():
 
 def test_evaluate_needs_one_vector_a_picture():
     model = tiny_model("all_tokens")
-    with pytest.raises(ValueError, match="one feature vector a picture"):
+    with pytest.raises(ValueError, match="one feature vector an image"):
         few_shot.evaluate_few_shot(model, [], [])

@@ -133,7 +133,7 @@ def test_a_finished_run_makes_again_what_is_gone(folder, tmp_path, capsys, caplo
     (copy / "model.keras").unlink()
     assert train.main(["--workdir", str(copy)]) == 0
     assert "resumes at step 4" in capsys.readouterr().out
-    assert "model.keras is missing, and is made again" in caplog.text
+    assert "model.keras is missing, and is created again" in caplog.text
     got = run_folder.read_results(copy)
     got["seconds"] = pytest.approx(wanted["seconds"], abs=1)
     assert wanted == got and (copy / "log.jsonl").read_bytes() == log
