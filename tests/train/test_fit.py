@@ -212,7 +212,7 @@ def test_a_run_leaves_its_folder(finished):
     assert log[-1]["val_top5"] == pytest.approx(reached["top5"], abs=0.01)
     assert 0.1 < reached["few_shot"]["few_shot_5"] <= 1
     text = (folder / "report.md").read_text()
-    assert f"{reached['top1']:.2%}" in text and "5 pictures a class" in text
+    assert f"{reached['top1']:.2%}" in text and "5 images a class" in text
     assert list((folder / "logs").rglob("events.*"))
 
 

@@ -233,7 +233,7 @@ def test_devices_are_named():
         with pytest.raises(ValueError, match=f'"one", "all" or "model:N".*devices={wrong!r}'):
             with distribution.scope(wrong):
                 pass
-    with pytest.raises(ValueError, match="on tensorflow: only JAX cuts weights.*'model:2'"):
+    with pytest.raises(ValueError, match="on tensorflow: only JAX splits weights.*'model:2'"):
         with distribution.scope("model:2"):
             pass
     with pytest.raises(ValueError, match="run.batch_size must be a multiple of the 4 devices.*=6"):

@@ -162,8 +162,8 @@ def on_four_devices_what_is_whole_is_found():
     extra = model.optimizer.add_variable((20, 28), name="moment_of_somebody")
     with pytest.raises(ValueError, match=r"more than 399 values.*moment_of_somebody \(20, 28\)"):
         model_parallel.check(model, mesh(), whole=399)
-    assert model_parallel.uncut([extra], 4, 399) == [extra]
-    assert model_parallel.uncut([extra], 4, 560) == []
+    assert model_parallel.unsplit([extra], 4, 399) == [extra]
+    assert model_parallel.unsplit([extra], 4, 560) == []
 
 
 def on_four_devices_embeddings_leave_the_residual_stream_whole():
