@@ -37,7 +37,7 @@ from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.data.splits import Part
 from keras_vit.train.few_shot import evaluate_few_shot
 from keras_vit.train.optim.schedule import PerUpdate, make_schedule
-from keras_vit.train.recipe import Recipe, differences, override
+from keras_vit.train.recipe import Recipe, changed_fields, override
 from keras_vit.train.recipe_files import load_recipe
 from keras_vit.train.run import callbacks as watch
 from keras_vit.train.run import report, report_figures, run_folder, trained_model
@@ -321,7 +321,7 @@ def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[s
 def _finish(plan: RunPlan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
     """Saves the model, evaluates it and writes the report, in one process on one device."""
     recipe, source = plan.recipe, plan.source
-    model = trained_model.float32_model(plan.model, weights)
+    model = trained_model.float32_copy(plan.model, weights)
     size = _evaluation_batch(plan)
     tests = test_batches(source.test, model.config, size, source.num_classes)
     model = trained_model.save_model(model, workdir / MODEL, recipe.loss.name, tests)
@@ -413,7 +413,7 @@ def _check_same_recipe(ours: Recipe, devices: distribution.Devices) -> None:
     rows = devices.gather(np.frombuffer(text.ljust(size), "uint8"))
     first, *others = (Recipe.from_dict(json.loads(row.tobytes())) for row in rows)
     for number, other in enumerate(others, 1):
-        if lines := differences(first, other):
+        if lines := changed_fields(first, other):
             raise ValueError(
                 "recipe must be the same in every process. Received, in process 0 and "
                 f"{number}: {'; '.join(lines)}"

@@ -272,7 +272,7 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     return recipe
 
 
-def differences(old: Recipe, new: Recipe) -> list[str]:
+def changed_fields(old: Recipe, new: Recipe) -> list[str]:
     """The fields in which two recipes differ, one a line."""
     a, b = _flat(old.to_dict()), _flat(new.to_dict())
     return [

@@ -137,9 +137,9 @@ def test_from_dict_checks_names_and_types():
 
 def test_differences_name_each_field_that_changed():
     old = example()
-    assert recipes.differences(old, example()) == []
+    assert recipes.changed_fields(old, example()) == []
     new = override(old, ["optimizer.learning_rate=0.5", "model.config.width=20"])
-    assert recipes.differences(old, new) == [
+    assert recipes.changed_fields(old, new) == [
         "model.config.width: (unset) -> 20",
         "optimizer.learning_rate: 0.001 -> 0.5",
     ]

@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,13 +39,14 @@ from keras_vit.train.checkpoint.resume import (
     restarting_data,
 )
 from keras_vit.train.checkpoint.sigterm import CODE, Sigterm
-from keras_vit.train.checkpoint.step_counter import StepCounter
 from keras_vit.train.checkpoint.writer import Writer, wait_for_writer
 from keras_vit.train.distribution.devices import Devices
 
 # What `model.stop_training` is set to at the end of a shortened epoch. Any callback that wants to
 # stop the run replaces it.
 PAUSE = "the epoch is over"
+# How long callbacks in other threads may take to finish a batch that the device has done.
+CALLBACK_SECONDS = 30
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +125,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._restarting: str | None = None  # data that Keras restarts with each epoch
         self._best = BestEpoch(monitor, mode)
         self._sigterm = Sigterm()
-        self._count = StepCounter()
+        self._count = _StepCounter()
         self._warned = False  # about SIGTERM in a process that does not save
         self._saved_step = 0
         self._saved_at = time.monotonic()
@@ -169,7 +171,7 @@ class Checkpoint(keras.callbacks.Callback):
             ValueError: The model or its optimizer differs from the saved one. Nothing is changed;
                 the message lists all differences.
         """
-        model_state.prepare(model)
+        model_state.build_optimizer(model)
         if self.devices.is_chief:
             self._lock.acquire()
             wait_for_writer(self.folder)
@@ -418,3 +420,51 @@ class _Opening(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.checkpoint._close_epoch()
+
+
+class _StepCounter:
+    """Counts the batches of a whole run, over its epochs, restarts and calls of `fit`.
+
+    Attributes:
+        step: Batches that have begun.
+        epoch: The current epoch.
+        skipped: Batches of that epoch that were done before a restart; Keras does not count them.
+    """
+
+    def __init__(self):
+        self.step = 0
+        self.epoch = 0
+        self.skipped = 0
+        self._first = 0  # the step of Keras' batch 0
+        self._begun = self._ended = self._reached = 0
+        self._ends = threading.Condition()
+
+    def open_epoch(self, epoch: int, skipped: int) -> None:
+        """Before the first batch of an epoch."""
+        self.epoch, self.skipped, self._first = epoch, skipped, self.step
+        self._begun = self._ended = self._reached = 0
+
+    def step_of(self, batch: int) -> int:
+        """The step of the whole run at which a batch of Keras' count begins."""
+        return self._first + batch
+
+    def begin(self, batch: int, executed: int) -> None:
+        """Counts one call of the training function, which runs `executed` batches."""
+        self.step = self._first + batch + executed
+        self._begun += 1
+
+    def end(self, batch: int) -> None:
+        """Notes the end of that call; `batch` is its last one. Any thread may call it, late."""
+        with self._ends:
+            self._ended += 1
+            self._reached = max(self._reached, batch + 1)
+            self._ends.notify_all()
+
+    def wait(self) -> bool:
+        """Waits until all calls have ended. Returns False if one of them does not."""
+        with self._ends:
+            return self._ends.wait_for(lambda: self._ended >= self._begun, CALLBACK_SECONDS)
+
+    def close_epoch(self) -> None:
+        """After the last batch. TensorFlow begins one more to see that there is none."""
+        self.step, self._begun = self._first + self._reached, self._ended

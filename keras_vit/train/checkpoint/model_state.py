@@ -91,7 +91,7 @@ def differences(
     return lines
 
 
-def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     """The first array of model, optimizer or loss that holds an infinity or NaN, or None.
 
     Other metrics may start at infinity. A gradient that overflows in float16 is not in the state:
@@ -106,7 +106,7 @@ def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     return None
 
 
-def prepare(model: keras.Model) -> None:
+def build_optimizer(model: keras.Model) -> None:
     """Builds the optimizer of a model. Raises if the model itself is not built and compiled."""
     if getattr(model, "optimizer", None) is None or not model.built:
         raise ValueError("model must be built and compiled. Received: model=" + model.name)

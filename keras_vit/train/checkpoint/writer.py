@@ -77,7 +77,7 @@ class Writer:
         )
 
     def _write(self, step, arrays, facts):
-        if path := model_state.non_finite(arrays):
+        if path := model_state.find_non_finite(arrays):
             raise self.not_a_number(path, step)
         try:
             files.write(self.folder, step, arrays, facts)

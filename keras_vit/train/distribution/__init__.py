@@ -45,7 +45,7 @@ def scope(devices: str = "auto") -> Iterator[Devices]:
             f'devices must be "auto", "one" or "all" on {backend}: only JAX splits weights. '
             f"Received: devices={devices!r}"
         )
-    peers = None if devices == "one" else cluster.find(backend)
+    peers = None if devices == "one" else cluster.find_cluster(backend)
     if backend == "tensorflow":
         from keras_vit.train.distribution import tensorflow as backend_
     elif backend == "jax":

@@ -33,7 +33,7 @@ class Cluster:
     local: int = 0
 
 
-def find(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster | None:
+def find_cluster(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster | None:
     """The cluster that the environment names, or None.
 
     Read are torchrun's variables on torch, TF_CONFIG on TensorFlow, KERAS_DISTRIBUTION_* on JAX,

@@ -107,7 +107,7 @@ class JaxDevices(Devices):
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         if self.parts > 1:
-            model_parallel.check(model, self.distribution.device_mesh)
+            model_parallel.check_layouts(model, self.distribution.device_mesh)
         if self.processes > 1:
             _predict_whole(model, self.distribution.device_mesh)
 

@@ -10,7 +10,7 @@ whole: norms, tokens, and the biases of what is summed.
     keras.distribution.set_distribution(ModelParallel(mesh))
     model = keras_vit.vit_b16()
     model.compile(...)
-    check(model, mesh)
+    check_layouts(model, mesh)
 """
 
 import math
@@ -92,7 +92,9 @@ class ModelParallel(keras.distribution.ModelParallel):
         return super().get_tensor_layout(path) if jax_utils.is_in_jax_tracing_scope() else None
 
 
-def check(model: keras.Model, mesh: keras.distribution.DeviceMesh, whole: int = WHOLE) -> None:
+def check_layouts(
+    model: keras.Model, mesh: keras.distribution.DeviceMesh, whole: int = WHOLE
+) -> None:
     """Raises if a rule for this model fits no weight, or anything large is not split.
 
     The state of the optimizer is checked too: moments, averages, sums of gradients.

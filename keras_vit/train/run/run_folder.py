@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit.runs import CHECKPOINTS, LOCK, MODEL, RECIPE, RESULTS, listing, read_facts
 from keras_vit.train.distribution.devices import Devices
-from keras_vit.train.recipe import Recipe, differences
+from keras_vit.train.recipe import Recipe, changed_fields
 from keras_vit.weights.atomic import TEMPORARY
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def check_changes(ours: Recipe, workdir: Path, accepted: bool) -> bool:
     """Whether the recipe has changed since the run began. Raises if that is not accepted."""
     if not (workdir / RECIPE).exists():
         return False
-    lines = differences(read_recipe(workdir), ours)
+    lines = changed_fields(read_recipe(workdir), ours)
     if lines and not accepted:
         raise ValueError(
             f"recipe must be that of the run in {workdir}. To resume with the changes, use "

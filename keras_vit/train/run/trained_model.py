@@ -23,7 +23,7 @@ def merged_weights(model: keras_vit.ViT) -> dict[str, np.ndarray]:
     return {path: np.array(keras.ops.convert_to_numpy(v)) for path, v in variables.items()}
 
 
-def float32_model(model: keras_vit.ViT, weights: Mapping[str, np.ndarray]) -> keras_vit.ViT:
+def float32_copy(model: keras_vit.ViT, weights: Mapping[str, np.ndarray]) -> keras_vit.ViT:
     """A float32 model of the same config, with these weights."""
     plain = keras_vit.ViT(model.config, name=model.name, dtype="float32")
     for weight in plain.weights:
@@ -37,7 +37,7 @@ def save_model(
     """Saves a `.keras` file that needs `import keras_vit` alone to load, and checks it.
 
     Args:
-        plain: A model of `float32_model`.
+        plain: A model of `float32_copy`.
         path: The file.
         loss: "softmax" or "sigmoid", which the saved model is compiled with.
         batches: Batches of (images, targets); both models predict the first one.

@@ -196,7 +196,7 @@ def test_checkpoint_not_a_number_ends_the_run_unsaved(tmp_path, factor, loss):
     assert signal.getsignal(signal.SIGTERM) is handler
     assert runs.steps(tmp_path) == [1, 2, 3, 4, 5]
     found, _ = files.newest(tmp_path)
-    assert model_state.non_finite(found.arrays) is None
+    assert model_state.find_non_finite(found.arrays) is None
 
 
 def test_checkpoint_float16_overflow_is_not_an_error(tmp_path):
