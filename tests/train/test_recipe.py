@@ -89,7 +89,7 @@ def test_override_takes_the_last_of_two():
         ("augment.mixup=-0.2", ["augment.mixup", "at least 0"]),
         ("augment.erasing=25", ["augment.erasing", "from 0 to 1"]),
         ("augment.rand_augment_magnitude=31", ["augment.rand_augment_magnitude", "from 0 to 30"]),
-        ("augment.crop_area=[1,0.08]", ["augment.crop_area", "lesser first"]),
+        ("augment.crop_area=[1,0.08]", ["augment.crop_area", "smaller first"]),
     ],
 )
 def test_a_bad_setting_is_refused_and_says_why(setting, words):

@@ -217,7 +217,7 @@ def test_evaluate_refuses_in_one_line(folder, tmp_path, capsys):
     keras_vit.ViT(mixed).save(tmp_path / "mixed.keras")
     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(tmp_path / "other.keras")
     for options, words in (
-        ([folder / "model.keras"], "--data must be given"),
+        ([folder / "model.keras"], "data (--data) must be given"),
         ([folder / "no.keras", "--data", "digits"], "no.keras"),
         ([tmp_path / "three.keras", "--data", "digits"], "the model's 3 classes"),
         ([tmp_path / "mixed.keras", "--data", "digits"], "classes in the model's order: 1, 0, 2"),
