@@ -2,7 +2,7 @@
 
 It is the recipe "digits" as `python -m training.train` runs it. The model is exported for
 TensorFlow Serving and for phones, both are asked, and a page shows what it sees. The 1,797 pictures
-(8x8, grey) come with scikit-learn, so nothing is downloaded.
+(8x8, gray) come with scikit-learn, so nothing is downloaded.
 """
 
 import argparse
@@ -36,9 +36,9 @@ def contact_sheet(pictures, truth, probabilities, columns: int = 12, size: int =
         tile = Image.fromarray(255 - picture[..., 0]).resize((size, size), Image.Resampling.NEAREST)
         sheet.paste(tile, (left, top))
         guess = int(p.argmax())
-        colour = (0, 110, 60) if guess == answer else (190, 20, 30)
+        color = (0, 110, 60) if guess == answer else (190, 20, 30)
         text = f"{guess}  {p[guess]:.0%}" + ("" if guess == answer else f"  not {answer}")
-        draw.text((left, top + size + 3), text, fill=colour)
+        draw.text((left, top + size + 3), text, fill=color)
     return sheet
 
 

@@ -15,12 +15,12 @@ class SigmoidCrossentropy(keras.losses.Loss):
 
     L = - sum_k y_k log s(z_k) + (1 - y_k) log(1 - s(z_k))
 
-    The sum is big_vision's, whose learning rates and head bias (-6.9 for 1,000 classes) belong to
-    it. DeiT III takes the mean: K times less, which LAMB does not see.
+    The sum is big_vision's, whose learning rates and head bias (-6.9 for 1,000 classes) assume it.
+    DeiT III takes the mean: K times less, to which LAMB is invariant.
 
     Args:
         label_smoothing: Share of the target spread evenly over the K classes, as for a softmax.
-            (Keras' own would move every target towards 1/2.)
+            (Keras' smoothing would move every target toward 1/2.)
     """
 
     def __init__(self, label_smoothing: float = 0.0, name: str = "sigmoid_crossentropy", **kwargs):
@@ -44,7 +44,7 @@ def build_model(recipe: Recipe, source: Any) -> keras_vit.ViT:
         source: The data: its `num_classes`, `labels` and `shape`.
 
     Returns:
-        A `ViT`; for "linear_probe" and "lora" with what is not trained frozen.
+        A `ViT`; for "linear_probe" and "lora" with all other weights frozen.
     """
     part = recipe.model
     fields = {"num_classes": source.num_classes, "labels": source.labels}
@@ -77,13 +77,13 @@ def build_model(recipe: Recipe, source: Any) -> keras_vit.ViT:
 def compile_model(
     model: keras_vit.ViT, recipe: Recipe, steps: int, devices: Devices | None = None
 ) -> None:
-    """Compiles the model as the recipe says.
+    """Compiles the model by the recipe.
 
     Args:
         model: The model of `build_model`.
         recipe: A `Recipe`.
-        steps: Batches in the whole run, over which the learning rate goes.
-        devices: What `keras_vit.train.scope` yields, inside it; None is one device.
+        steps: Batches in the whole run, over which the learning rate is scheduled.
+        devices: What `keras_vit.train.scope` yields; None is one device.
     """
     devices = devices or Devices()
     make = keras.losses.CategoricalCrossentropy
@@ -96,12 +96,12 @@ def compile_model(
         loss=SigmoidCrossentropy(smoothing)
         if sigmoid
         else make(from_logits=True, label_smoothing=smoothing),
-        # Devices that share a batch evaluate on full ones, in which not all samples count.
+        # Devices that share a batch evaluate on full batches, in which padding has no weight.
         weighted_metrics=metrics(model.config.num_classes),
         jit_compile=devices.jit_compile(recipe.run.jit_compile),
         steps_per_execution=recipe.run.steps_per_execution,
     )
-    # Now, for Keras names what is built later in mixed_float16 otherwise, and a checkpoint looks.
+    # Now: built later, in mixed_float16, its variables get other names, which checkpoints compare.
     model.optimizer.build(model.trainable_variables)
     devices.prepare(model)
 

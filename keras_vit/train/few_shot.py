@@ -1,8 +1,8 @@
 """The paper's few-shot linear evaluation (arXiv 2010.11929, Section 4.1), in closed form.
 
-Features of a few pictures of each class, and least squares from them to targets of +1 and -1. What
-the paper leaves open is as in big_vision: features whitened by the few pictures' own mean and
-deviation, L2 regularisation of 2^10, three draws of pictures, and more shots add to fewer.
+Least squares from the features of a few images of each class to targets of +1 and -1. What the
+paper leaves open is as in big_vision: features whitened by the mean and deviation of the few
+images, L2 regularization of 2^10, three draws of images, and more shots extend fewer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 L2 = 2.0**10
-BIAS = 100.0  # large, so that the constant feature is hardly regularised
+BIAS = 100.0  # large, so that the constant feature is hardly regularized
 
 
 def few_shot_accuracy(
@@ -32,9 +32,9 @@ def few_shot_accuracy(
         labels: Integers, `(n,)`.
         test_features: `(m, D)`.
         test_labels: Integers, `(m,)`.
-        shots: Examples a class; a class that has fewer gives all it has.
+        shots: Examples a class; all of them for a class that has fewer.
         seed: Decides which are drawn.
-        l2: Strength of the regularisation.
+        l2: Strength of the regularization.
 
     Returns:
         Share of the test examples whose class is right.
@@ -43,7 +43,7 @@ def few_shot_accuracy(
         raise ValueError(f"shots must be a positive int. Received: shots={shots!r}")
     rng = np.random.default_rng(seed)
     classes = np.unique(labels)
-    # The whole order is drawn, so that ten shots are the five and five more.
+    # The whole order is drawn, so that ten shots contain the five.
     drawn = [rng.permutation(np.flatnonzero(labels == c))[:shots] for c in classes]
     few = np.concatenate(drawn)
     x = np.asarray(features[few], "float64")
@@ -66,12 +66,12 @@ def evaluate_few_shot(
 
     Args:
         model: A `ViT`.
-        train: Batches of (images, one-hot targets), as for evaluation: each picture once, not
-            augmented. The features of all are held in memory.
+        train: Batches of (images, one-hot targets), as for evaluation: each image once, not
+            augmented. All features are held in memory.
         test: The same of the test set.
         shots: Examples a class.
         seeds: Draws.
-        l2: Strength of the regularisation.
+        l2: Strength of the regularization.
 
     Returns:
         "few_shot_5" -> accuracy, for each of `shots`.
@@ -79,7 +79,7 @@ def evaluate_few_shot(
     backbone = model.features()
     if len(backbone.output_shape) != 2:
         raise ValueError(
-            "model must have one feature vector a picture. "
+            "model must have one feature vector an image. "
             f"Received: a model with features of shape {backbone.output_shape}"
         )
     data = (*_extract(backbone, train), *_extract(backbone, test))
@@ -90,7 +90,7 @@ def evaluate_few_shot(
 
 
 def solve(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
-    """Least squares with L2 regularisation: the w that minimises |x w - y|^2 + l2 |w|^2.
+    """Least squares with L2 regularization: the w that minimises |x w - y|^2 + l2 |w|^2.
 
     Args:
         x: `(n, D)`.

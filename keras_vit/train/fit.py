@@ -37,7 +37,7 @@ from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.data.splits import Part
 from keras_vit.train.few_shot import evaluate_few_shot
 from keras_vit.train.optim.schedule import PerUpdate, make_schedule
-from keras_vit.train.recipe import Recipe, differences, override
+from keras_vit.train.recipe import Recipe, changed_fields, override
 from keras_vit.train.recipe_files import load_recipe
 from keras_vit.train.run import callbacks as watch
 from keras_vit.train.run import report, report_figures, run_folder, trained_model
@@ -63,7 +63,7 @@ class RunPlan:
 
 
 def epochs_of(steps: int, num_examples: int, batch_size: int, multiple: int = 1) -> tuple[int, int]:
-    """Epochs, and steps in each but the last, which has what is left of the whole run's steps.
+    """Epochs, and the steps of each. The last one has the remaining steps of the whole run.
 
     Args:
         steps: Batches in the whole run.
@@ -97,8 +97,8 @@ def train(
 ) -> dict[str, Any]:
     """Trains by a recipe with `model.fit` and leaves everything in one folder.
 
-    What can be wrong is found before the first step: the folder, the data, the batch, the disk. A
-    run that was cut off resumes from its last checkpoint. A finished run is left alone.
+    Errors of the folder, the data, the batch or the disk are raised before the first step. A run
+    that was cut off resumes from its last checkpoint. A finished run is left alone.
 
     Args:
         recipe: A `Recipe`, the name of one of `list_recipes`, or the path of a recipe file. None
@@ -163,11 +163,11 @@ def train(
             if where.is_chief:
                 _begin(plan, workdir)
                 say(_summary_of_plan(plan))
-            # Where this very run has come to its end, it only has to be reported.
+            # If this very run has reached its end, only the report is missing.
             if plan.start.stopped and plan.start.extra["recipe"] == recipe.to_dict():
                 plan.epochs = plan.start.epoch
             results = _fit(plan, workdir, checkpoint, verbose, callbacks)
-            weights = trained_model.plain_weights(plan.model)
+            weights = trained_model.merged_weights(plan.model)
         if not where.is_chief:
             return {}
         results = _finish(plan, workdir, weights, results)
@@ -176,8 +176,8 @@ def train(
     except ConnectionError as error:
         if checkpoint is None or not checkpoint.interrupted:
             raise
-        # The first process has saved and gone, as it was told to.
-        logger.warning("SIGTERM: the run ends, as process 0 has, which saves: %s", error)
+        # The first process has saved and ended, as SIGTERM asked.
+        logger.warning("SIGTERM: the run ends, as process 0 has, which saved it: %s", error)
         sys.exit(CODE)
     finally:
         if checkpoint is not None:
@@ -186,9 +186,9 @@ def train(
 
 
 def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:
-    """Data and model, or an error about what does not fit."""
+    """Opens the data and builds the model, or raises if they do not fit the recipe."""
     if not devices.is_chief:
-        devices.barrier()  # one process downloads, the others find it done
+        devices.barrier()  # one process downloads, the others wait
     source = open_source(recipe.data)
     if devices.is_chief:
         devices.barrier()
@@ -200,13 +200,14 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:
             f"Received: run.batch_size={batch}"
         )
     devices.check_batch(batch, "run.batch_size")
-    steps, looks = recipe.steps(num_examples), recipe.evaluation
+    steps, evaluation = recipe.steps(num_examples), recipe.evaluation
+    size = evaluation.batch_size
     for name, value in (
         ("run.steps", steps),
         ("run.steps_per_execution", recipe.run.steps_per_execution),
-        ("evaluation.batch_size", batch if looks.batch_size is None else looks.batch_size),
-        ("evaluation.every", looks.every),
-        ("evaluation.few_shot", min(looks.few_shot, default=1)),
+        ("evaluation.batch_size", batch if size is None else size),
+        ("evaluation.every", evaluation.every),
+        ("evaluation.few_shot", min(evaluation.few_shot, default=1)),
     ):
         if value < 1:
             raise ValueError(f"{name} must be at least 1. Received: {name}={value}")
@@ -218,10 +219,10 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:
 
 
 def _keep_epochs(plan: RunPlan) -> None:
-    """Keeps the epochs of a run that goes on, as many as its steps now are.
+    """Keeps the length of an epoch of a resumed run, and sets how many there are.
 
     Raises:
-        ValueError: The steps that are done would mean something else than when they were done.
+        ValueError: The steps that are done would mean something else now.
     """
     start, run = plan.start, plan.recipe.run
     if start.step == 0:
@@ -229,7 +230,7 @@ def _keep_epochs(plan: RunPlan) -> None:
     each, before = start.extra["steps_per_epoch"], start.extra["recipe"]["run"]["batch_size"]
     if run.batch_size != before:
         raise ValueError(
-            f"run.batch_size must stay {before} in a run that goes on. "
+            f"run.batch_size must stay {before} in a resumed run. "
             f"Received: run.batch_size={run.batch_size}"
         )
     if start.step % run.steps_per_execution or each % run.steps_per_execution:
@@ -237,7 +238,7 @@ def _keep_epochs(plan: RunPlan) -> None:
             f"run.steps_per_execution must divide the {start.step} steps that are done and the "
             f"{each} of an epoch. Received: run.steps_per_execution={run.steps_per_execution}"
         )
-    least = start.step + (start.step_in_epoch > 0)  # an epoch that was begun gets one more
+    least = start.step + (start.step_in_epoch > 0)  # an epoch that has begun needs one more
     if plan.steps < least:
         raise ValueError(
             f"run.steps must be at least {least}, where {start.step} are done. "
@@ -248,7 +249,7 @@ def _keep_epochs(plan: RunPlan) -> None:
 
 
 def _facts_of(plan: RunPlan) -> dict[str, Any]:
-    """What a checkpoint says of its run."""
+    """What a checkpoint records about its run."""
     return {
         "devices": str(plan.devices),
         "steps": plan.steps,
@@ -258,17 +259,17 @@ def _facts_of(plan: RunPlan) -> dict[str, Any]:
 
 
 def _begin(plan: RunPlan, workdir: Path) -> None:
-    """What is in the folder before the first step."""
+    """Prepares the folder for the first step."""
     start, now = plan.start, str(plan.devices)
-    if start.step == 0:  # what a run left that never came to a checkpoint
+    if start.step == 0:  # left by a run that never reached a checkpoint
         (workdir / LOG).unlink(missing_ok=True)
         shutil.rmtree(workdir / "logs", ignore_errors=True)
     elif (before := start.extra["devices"]) != now:
         logger.warning(
-            "The run goes on, but not bit for bit: it was on %s, and is on %s", before, now
+            "The run resumes, but not bit for bit: it ran on %s, and now on %s", before, now
         )
     (workdir / RESULTS).unlink(missing_ok=True)
-    for path in workdir.glob(f"{TEMPORARY}*"):  # of a process that was killed; we have the lock
+    for path in workdir.glob(f"{TEMPORARY}*"):  # left by a killed process: we hold the lock
         path.unlink()
     with atomic_path(workdir / RECIPE) as temporary:
         text = json.dumps(plan.recipe.to_dict(), indent=2) + "\n"
@@ -276,7 +277,7 @@ def _begin(plan: RunPlan, workdir: Path) -> None:
 
 
 def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[str, Any]:
-    """Trains; every process does."""
+    """Trains, in every process."""
     recipe, devices, config = plan.recipe, plan.devices, plan.model.config
     batch, every = recipe.run.batch_size, recipe.evaluation.every
     schedule = make_schedule(
@@ -306,8 +307,8 @@ def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[s
         validation_data=devices.distribute(tests),
         validation_freq=sorted({*range(every, plan.epochs + 1, every), plan.epochs}),
         callbacks=checkpoint.around([*observers, *callbacks]),
-        shuffle=False,  # the batches are shuffled already, and Keras would say so
-        # Keras' own "auto" is a bar in a file too.
+        shuffle=False,  # the batches are shuffled already, and Keras would warn
+        # Keras' own "auto" shows a bar in a file too.
         verbose=(1 if sys.stdout.isatty() else 2) if verbose == "auto" else verbose,
     )
     return {
@@ -318,12 +319,12 @@ def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[s
 
 
 def _finish(plan: RunPlan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
-    """Saves the model, looks at it, and reports; one process does, on one device."""
+    """Saves the model, evaluates it and writes the report, in one process on one device."""
     recipe, source = plan.recipe, plan.source
-    model = trained_model.plain_model(plan.model, weights)
+    model = trained_model.float32_copy(plan.model, weights)
     size = _evaluation_batch(plan)
     tests = test_batches(source.test, model.config, size, source.num_classes)
-    model = trained_model.save_plain(model, workdir / MODEL, recipe.loss.name, tests)
+    model = trained_model.save_model(model, workdir / MODEL, recipe.loss.name, tests)
     predictions = report.predict(model, tests)
     reached = {"top1": predictions.top1, "top5": predictions.top5, **reached}
     if shots := recipe.evaluation.few_shot:
@@ -333,23 +334,23 @@ def _finish(plan: RunPlan, workdir: Path, weights, reached: dict[str, Any]) -> d
     steps = reached["steps"]
     facts = {
         "training": f"{steps:,} steps of {batch}, {steps * batch / num_examples:.4g} "
-        f"epochs of {num_examples:,} pictures",
+        f"epochs of {num_examples:,} images",
         "time": f"{reached['seconds'] / 60:.1f} minutes, evaluation included",
         "images a second": f"{reached['images_per_second']:,.0f}, without evaluation",
         "parameters": f"{model.count_params():,}",
         "machine": machine(plan.devices),
     }
     for name, value in reached.get("few_shot", {}).items():
-        facts[f"linear, {name.removeprefix('few_shot_')} pictures a class"] = f"{value:.2%}"
-    looked_at = report_figures.draw(model, source.test.ordered().as_numpy_iterator(), workdir)
-    report.write(workdir, recipe, predictions, facts, model.config.labels, looked_at)
-    with atomic_path(workdir / RESULTS) as temporary:  # the last of all: the run is finished
+        facts[f"linear, {name.removeprefix('few_shot_')} images a class"] = f"{value:.2%}"
+    figures = report_figures.draw(model, source.test.ordered().as_numpy_iterator(), workdir)
+    report.write(workdir, recipe, predictions, facts, model.config.labels, figures)
+    with atomic_path(workdir / RESULTS) as temporary:  # last: the run is finished
         temporary.write_text(json.dumps(reached, indent=2) + "\n", encoding="utf-8")
     return reached
 
 
 def _evaluation_batch(plan: RunPlan) -> int:
-    """What the recipe says, or a little more, so that all devices get the same."""
+    """The recipe's batch size for evaluation, rounded up to a multiple of the devices."""
     size, replicas = plan.recipe.evaluation.batch_size, plan.devices.replicas
     return -(-(size or plan.recipe.run.batch_size) // replicas) * replicas
 
@@ -396,23 +397,23 @@ def _say_nothing(message: str) -> None:
 
 
 def machine(devices: distribution.Devices) -> str:
-    """One line on what a run ran on."""
+    """One line: devices and versions."""
     name = keras.backend.backend()
     version = __import__(name).__version__
     return f"{devices}; Keras {keras.__version__} on {name} {version}"
 
 
-# -- what can be wrong at the start
+# -- checks at the start
 
 
 def _check_same_recipe(ours: Recipe, devices: distribution.Devices) -> None:
-    """Raises in every process where one of them has been given something else."""
+    """Raises in every process if one of them has another recipe."""
     text = json.dumps(ours.to_dict()).encode()
     size = int(devices.gather(np.array(len(text), "int32")).max())
     rows = devices.gather(np.frombuffer(text.ljust(size), "uint8"))
     first, *others = (Recipe.from_dict(json.loads(row.tobytes())) for row in rows)
     for number, other in enumerate(others, 1):
-        if lines := differences(first, other):
+        if lines := changed_fields(first, other):
             raise ValueError(
                 "recipe must be the same in every process. Received, in process 0 and "
                 f"{number}: {'; '.join(lines)}"

@@ -20,7 +20,7 @@ from keras_vit import ViTConfig
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Which pictures."""
+    """Which images."""
 
     source: str
     """"digits", "tfds:NAME" or "folder"."""
@@ -38,7 +38,7 @@ class Model:
     variant: str | None = None
     """A name of `keras_vit.list_variants()`; None for a model that `config` describes alone."""
     weights: str | None = None
-    """Where it starts: anything that `keras_vit.from_pretrained` takes; None is random."""
+    """Initial weights: anything that `keras_vit.from_pretrained` takes; None is random."""
     method: Literal["full", "linear_probe", "lora"] = "full"
     """Train everything, the head alone, or LoRA adapters and the head."""
     lora_rank: int = 8
@@ -48,14 +48,14 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """How weights move."""
+    """How weights are updated."""
 
     name: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
     learning_rate: float = 1e-3
     """The peak, for the whole batch of all devices."""
     base_batch: int | None = None
-    """The batch that `learning_rate` is for; another one moves it in proportion
-    (arXiv 1706.02677). None: it is for any batch."""
+    """The batch size that `learning_rate` is for; it is scaled in proportion to others
+    (arXiv 1706.02677). None: it is for any batch size."""
     weight_decay: float = 0.0
     """Of kernels only. Keras multiplies it by the learning rate."""
     momentum: float = 0.9
@@ -66,14 +66,14 @@ class Optimizer:
     layer_decay: float = 1.0
     """Factor of the learning rate from each block to the one below it."""
     ema_momentum: float | None = None
-    """Averages the weights, at this rate an update; the average is evaluated and saved."""
+    """Momentum per update of an average of the weights, which is evaluated and saved."""
     accumulate: int = 1
     """Batches whose gradients are averaged for one update."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How the learning rate goes: linearly up, then along a cosine."""
+    """The learning rate: linear warm-up, then a cosine."""
 
     name: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = 0
@@ -84,40 +84,40 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """What is done to training pictures, in this order."""
+    """What is done to training images, in this order."""
 
     crop: Literal["none", "pad", "inception"] = "none"
-    """The evaluation's own view; a window of the picture padded with black; a random part."""
+    """As in evaluation; a window of the image padded with black; a random part."""
     crop_padding: int = 4
     """Pixels added on each side for "pad"."""
     crop_area: tuple[float, float] = (0.08, 1.0)
-    """Least and largest part of the picture for "inception"."""
+    """Smallest and largest part of the image for "inception"."""
     flip: bool = False
-    """Mirror every other picture."""
+    """Mirror half of the images."""
     rand_augment_layers: int = 0
-    """RandAugment's operations a picture; 0 for none."""
+    """RandAugment's operations per image; 0 for none."""
     rand_augment_magnitude: int = 10
     """RandAugment's magnitude, 0 to 30."""
     three_augment: bool = False
-    """DeiT III's: one of greyscale, solarisation and Gaussian blur."""
+    """DeiT III's: one of grayscale, solarization and Gaussian blur."""
     color_jitter: float = 0.0
     """Largest change of brightness, contrast and saturation."""
     erasing: float = 0.0
-    """Chance that a random box is replaced by noise."""
+    """Probability that a random box is replaced by noise."""
     cutout: int = 0
-    """Side of a square, in pixels, that is replaced by grey."""
+    """Side of a square, in pixels, that is replaced by gray."""
     mixup: float = 0.0
     """MixUp's alpha; 0 for none."""
     cutmix: float = 0.0
-    """CutMix' alpha; 0 for none. With both, each batch gets one of the two."""
+    """CutMix's alpha; 0 for none. With both, each batch gets one of the two."""
     repeats: int = 1
-    """Repeated augmentation: versions of a picture in one batch."""
+    """Repeated augmentation: versions of an image in one batch."""
 
     def __post_init__(self):
         low, high = self.crop_area
         if not 0 < low <= high <= 1:
             raise ValueError(
-                "augment.crop_area must be two shares in (0, 1], the lesser first. "
+                "augment.crop_area must be two shares in (0, 1], the smaller first. "
                 f"Received: augment.crop_area={self.crop_area}"
             )
         for name, least, most in (
@@ -138,7 +138,7 @@ class Augment:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What is minimised."""
+    """What is minimized."""
 
     name: Literal["softmax", "sigmoid"] = "softmax"
     label_smoothing: float = 0.0
@@ -146,7 +146,7 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """How long and in what numbers."""
+    """How long, and with what precision."""
 
     batch_size: int
     epochs: float | None = None
@@ -155,15 +155,15 @@ class Run:
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     seed: int = 0
     jit_compile: bool | None = None
-    """None: XLA on accelerators, and not on a CPU with TensorFlow, where it is slower."""
+    """None: Keras' choice, but no XLA for TensorFlow on a CPU, where it is slower."""
     steps_per_execution: int = 1
     checkpoint_minutes: float = 10.0
-    """The age at which a checkpoint is followed by the next."""
+    """Minutes between two checkpoints."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What is looked at, and when."""
+    """What is evaluated, and when."""
 
     batch_size: int | None = None
     """None: as in training."""
@@ -211,14 +211,14 @@ class Recipe:
 
     @property
     def learning_rate(self) -> float:
-        """The peak for this run's batch, all of what is averaged for one update."""
+        """The peak for this run's batch: all samples that are averaged for one update."""
         rate, base = self.optimizer.learning_rate, self.optimizer.base_batch
         if base is None:
             return rate
         return rate * self.run.batch_size * self.optimizer.accumulate / base
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Plain values for JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
@@ -253,12 +253,12 @@ class Recipe:
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """The recipe with fields replaced, as `--set` states them.
+    """The recipe with some fields replaced.
 
     Args:
         recipe: A recipe.
         settings: "section.field=value", such as "optimizer.learning_rate=3e-4" or
-            "model.config.width=192". The value is JSON; what is not JSON is a string.
+            "model.config.width=192". The value is JSON, or else a string.
     """
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -272,8 +272,8 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     return recipe
 
 
-def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The fields in which two recipes differ, a line each."""
+def changed_fields(old: Recipe, new: Recipe) -> list[str]:
+    """The fields in which two recipes differ, one a line."""
     a, b = _flat(old.to_dict()), _flat(new.to_dict())
     return [
         f"{name}: {a.get(name, '(unset)')} -> {b.get(name, '(unset)')}"
@@ -304,7 +304,7 @@ def _replace(part: Any, path: list[str], value: Any, name: str) -> Any:
     if len(path) > 1:
         inner = getattr(part, field)
         if not (dataclasses.is_dataclass(inner) or isinstance(inner, dict)):
-            raise ValueError(f"{name} must name a field; {field} has none of its own")
+            raise ValueError(f"{name} must name a field; {field} has no fields")
         return dataclasses.replace(part, **{field: _replace(inner, path[1:], value, name)})
     if dataclasses.is_dataclass(kind):
         fields = ", ".join(f.name for f in dataclasses.fields(kind))
@@ -312,7 +312,7 @@ def _replace(part: Any, path: list[str], value: Any, name: str) -> Any:
             f"{name} must name one of its fields: {fields}. Received: {name}={value!r}"
         )
     changes = {field: _typed(name, value, kind)}
-    if field in ("epochs", "steps"):  # a run states one of them: it takes the other's place
+    if field in ("epochs", "steps"):  # a run has one of them: it replaces the other
         changes = {"epochs": None, "steps": None, **changes}
     return dataclasses.replace(part, **changes)
 
@@ -321,7 +321,7 @@ def _known(hints: Mapping[str, Any], name: str, where: str) -> Any:
     if name in hints:
         return hints[name]
     near = difflib.get_close_matches(name, hints, n=3, cutoff=0.5)
-    # A field of another section is the likeliest slip.
+    # A field of another section is the likeliest mistake.
     for section, kind in typing.get_type_hints(Recipe).items():
         if dataclasses.is_dataclass(kind) and name in typing.get_type_hints(kind):
             near.append(f"{section}.{name}")
@@ -330,7 +330,7 @@ def _known(hints: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as its field wants it, or an error that says what it wants."""
+    """The value converted to the type of its field. Raises if that is not possible."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value

@@ -112,7 +112,7 @@ def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog
     (copy / "model.keras").unlink()
     code, out, _ = call("train", "--workdir", copy)
     assert code == 0 and "resumes at step 4" in out
-    assert "model.keras is missing, and is made again" in caplog.text
+    assert "model.keras is missing, and is created again" in caplog.text
     got = run_folder.read_results(copy)
     got["seconds"] = pytest.approx(wanted["seconds"], abs=1)
     assert wanted == got and (copy / "log.jsonl").read_bytes() == log

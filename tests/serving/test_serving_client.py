@@ -282,3 +282,19 @@ def test_grpc_without_its_packages_says_how_to_get_them(monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'keras3-vit\[serving\]'"):
         client.connect("grpc://host:8500/m")
     client.connect("http://host:8501/v1/models/m")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "IMAGE must be a file. Received: .*folder, a folder"),
+        ("none.jpg", "IMAGE must be a file. Received: .*none.jpg, which does not exist"),
+        ("none.npy", "IMAGE must be a file. Received: .*none.npy, which does not exist"),
+        ("file.npy", "IMAGE must be a whole .npy file of numbers. Received: .*file.npy, "),
+    ],
+)
+def test_request_names_what_is_no_file(tmp_path, name, message):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.npy").write_bytes(b"no array")
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / name, "--url", "http://127.0.0.1:1/v1/models/x")

@@ -20,7 +20,7 @@ def clusters(count, seed, noise=1.5):
 
 
 def pictures(config, count, seed):
-    """Random pictures whose brightness is their class, as batches of unequal size."""
+    """Random images whose brightness is their class, as batches of unequal size."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % config.num_classes
     x = 0.1 * rng.normal(size=(count, *config.input_shape)) + labels[:, None, None, None] - 1.0
@@ -113,5 +113,5 @@ def test_evaluate_reads_the_features_before_the_head():
 
 def test_evaluate_needs_one_vector_a_picture():
     model = tiny_model("all_tokens")
-    with pytest.raises(ValueError, match="one feature vector a picture"):
+    with pytest.raises(ValueError, match="one feature vector an image"):
         few_shot.evaluate_few_shot(model, [], [])

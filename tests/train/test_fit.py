@@ -212,7 +212,7 @@ def test_a_run_leaves_its_folder(finished):
     assert log[-1]["val_top5"] == pytest.approx(reached["top5"], abs=0.01)
     assert 0.1 < reached["few_shot"]["few_shot_5"] <= 1
     text = (folder / "report.md").read_text()
-    assert f"{reached['top1']:.2%}" in text and "5 pictures a class" in text
+    assert f"{reached['top1']:.2%}" in text and "5 images a class" in text
     assert list((folder / "logs").rglob("events.*"))
 
 
@@ -287,12 +287,12 @@ def test_a_file_that_predicts_otherwise_is_not_kept(tmp_path, monkeypatch):
     model = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
     other = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
     batches = [(np.ones((2, 24, 16, 1), "float32"), None)]
-    again = trained_model.save_plain(model, tmp_path / "m.keras", "sigmoid", batches)
+    again = trained_model.save_model(model, tmp_path / "m.keras", "sigmoid", batches)
     assert again.loss.name == "binary_crossentropy"
     before = (tmp_path / "m.keras").read_bytes()
     monkeypatch.setattr(keras.saving, "load_model", lambda path: other)
-    with pytest.raises(RuntimeError, match="does not predict what the trained one does"):
-        trained_model.save_plain(model, tmp_path / "m.keras", "softmax", batches)
+    with pytest.raises(RuntimeError, match="logits differ from the trained one's"):
+        trained_model.save_model(model, tmp_path / "m.keras", "softmax", batches)
     assert [p.name for p in tmp_path.iterdir()] == ["m.keras"]
     assert (tmp_path / "m.keras").read_bytes() == before
 

@@ -89,7 +89,7 @@ def test_override_takes_the_last_of_two():
         ("augment.mixup=-0.2", ["augment.mixup", "at least 0"]),
         ("augment.erasing=25", ["augment.erasing", "from 0 to 1"]),
         ("augment.rand_augment_magnitude=31", ["augment.rand_augment_magnitude", "from 0 to 30"]),
-        ("augment.crop_area=[1,0.08]", ["augment.crop_area", "lesser first"]),
+        ("augment.crop_area=[1,0.08]", ["augment.crop_area", "smaller first"]),
     ],
 )
 def test_a_bad_setting_is_refused_and_says_why(setting, words):
@@ -137,9 +137,9 @@ def test_from_dict_checks_names_and_types():
 
 def test_differences_name_each_field_that_changed():
     old = example()
-    assert recipes.differences(old, example()) == []
+    assert recipes.changed_fields(old, example()) == []
     new = override(old, ["optimizer.learning_rate=0.5", "model.config.width=20"])
-    assert recipes.differences(old, new) == [
+    assert recipes.changed_fields(old, new) == [
         "model.config.width: (unset) -> 20",
         "optimizer.learning_rate: 0.001 -> 0.5",
     ]

@@ -1,4 +1,4 @@
-"""Every recipe: its schedule, what decays, what is done to pictures, a few steps of training."""
+"""Every recipe: its schedule, what decays, what is done to images, a few steps of training."""
 
 import dataclasses
 import io
@@ -125,7 +125,7 @@ def small(name):
 
 
 def mock(name, count=12):
-    """Random pictures of the set's shapes; those without one shape are JPEG files."""
+    """Random images of the set's shapes; those without one shape are JPEG files."""
     classes, (height, width, channels) = SETS[name]["classes"], SETS[name]["shape"]
     rng = np.random.default_rng(0)
     if height is None:

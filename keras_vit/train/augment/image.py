@@ -17,7 +17,7 @@ from keras_vit.train.data.decoding import decode
 from keras_vit.train.recipe import Augment
 
 TRIES = 10
-"""Of a random box, until one fits; timm and torchvision make as many."""
+"""Draws of a random box until one fits, as in timm and torchvision."""
 RATIO = (3 / 4, 4 / 3)
 """Of the width to the height of an inception crop."""
 ERASED_AREA = (0.02, 1 / 3)
@@ -27,11 +27,11 @@ ERASED_RATIO = (0.3, 1 / 0.3)
 def augment_image(
     image: tf.Tensor, config: ViTConfig, augment: Augment, seed: tf.Tensor
 ) -> tf.Tensor:
-    """One picture as a training step sees it, but for the numbers (`normalize`).
+    """Augments one image; only `normalize` is missing for the model.
 
     Args:
-        image: An encoded picture (a scalar string), or uint8 (H, W, C).
-        config: The model's config; `image_size`, `in_channels` and the pixel contract count.
+        image: An encoded image (a scalar string), or uint8 (H, W, C).
+        config: The model's config; `image_size`, `in_channels` and the pixel fields are used.
         augment: What is done.
         seed: Two integers; all randomness comes from them.
 
@@ -43,7 +43,7 @@ def augment_image(
     >>> dataset = dataset.map(lambda image, seed: augment_image(image, config, augment, seed))
     """
     _check(image, config, augment)
-    # One draw for all: in small pictures the number of operations is what costs.
+    # One draw for all: for small images the number of operations dominates the cost.
     counts = {
         "crop": {"none": 0, "pad": 2, "inception": 2 * TRIES + 2}[augment.crop],
         "flip": int(augment.flip),
@@ -100,15 +100,15 @@ def _check(image, config, augment):
         raise ValueError(
             f"image must be an encoded string or uint8. Received: image of dtype {image.dtype}"
         )
-    colours = augment.rand_augment_layers or augment.three_augment or augment.color_jitter
-    if config.in_channels not in (1, 3) and (image.dtype == tf.string or colours):
+    colors = augment.rand_augment_layers or augment.three_augment or augment.color_jitter
+    if config.in_channels not in (1, 3) and (image.dtype == tf.string or colors):
         raise ValueError(
-            "in_channels must be 1 or 3 for encoded pictures, RandAugment, 3-Augment and colour "
+            "in_channels must be 1 or 3 for encoded images, RandAugment, 3-Augment and color "
             f"jitter. Received: in_channels={config.in_channels}"
         )
 
 
-# -- which part of the picture
+# -- which part of the image
 
 
 def _crop(image, config, augment, draws):
@@ -125,7 +125,7 @@ def _crop(image, config, augment, draws):
 
 
 def _view(image, config):
-    """What the evaluation sees, as uint8."""
+    """The view of the evaluation, as uint8."""
     if config.crop_fraction is None and tuple(image.shape[:2]) == config.image_size:
         return image
     pixels = dataclasses.replace(config, pixel_mean=0.0, pixel_std=1 / 255)  # leaves 0..255
@@ -133,7 +133,7 @@ def _view(image, config):
 
 
 def _inception_crop(image, config, area, draws):
-    """A random part of the picture, in the random size and shape of torchvision and timm."""
+    """A random part of the image, in the random size and shape of torchvision and timm."""
 
     def pixels():
         picture = decode(image, config.in_channels)
@@ -146,7 +146,7 @@ def _inception_crop(image, config, area, draws):
             box = tf.concat([begin[:2] // ratio, size[:2] // ratio], 0)
             return tf.image.decode_and_crop_jpeg(image, box, config.in_channels, ratio)
 
-        # JPEG can be decoded at a half, a quarter or an eighth, in a fraction of the time; the box
+        # JPEG can be decoded at a half, a quarter or an eighth in a fraction of the time. The box
         # then moves by less than one of the larger pixels.
         surplus = tf.reduce_min(size[:2] // tf.constant(config.image_size))
         step = tf.reduce_sum(tf.cast(surplus >= tf.constant([2, 4, 8]), tf.int32))
@@ -159,10 +159,10 @@ def _inception_crop(image, config, area, draws):
 
 
 def _window(shape, area, draws):
-    """Begin and size of a random box; the centre, if none of the tries fits into the picture."""
+    """Begin and size of a random box; the center if no draw fits into the image."""
     height, width = tf.unstack(tf.cast(shape[:2], tf.float32))
     widths, heights = _boxes(height * width, area, RATIO, draws)
-    # The last one is as much of the centre as has a ratio that is allowed.
+    # The last one is the largest part of the center with an allowed ratio.
     ratio = tf.clip_by_value(width / height, *RATIO)
     size = tf.stack(
         [
@@ -193,8 +193,8 @@ def _resize(image, config):
     """To the model's size, in uint8."""
     size = config.image_size
     if config.resize_method == "bilinear":
-        # Deviation: TensorFlow's antialiased bilinear takes five times as long. Means over areas
-        # are as free of aliases, and where pixels are not fewer than before, both are the same.
+        # Deviation: TensorFlow's antialiased bilinear takes five times as long. Area means
+        # are as free of aliasing, and when enlarging both are the same.
         shrinks = tf.reduce_all(tf.shape(image)[:2] >= size)
         image = tf.cond(
             shrinks,
@@ -211,13 +211,13 @@ def _resize(image, config):
     return tf.cast(tf.clip_by_value(image + 0.5, 0, 255), tf.uint8)
 
 
-# -- what is done to its pixels
+# -- what is done to the pixels
 
 
 def _three_augment(image, draws):
-    """DeiT III's (arXiv 2204.07118): one of grey, solarised and blurred."""
+    """DeiT III's (arXiv 2204.07118): one of gray, solarized and blurred."""
     kinds = [
-        lambda: rand_augment.grey(image),
+        lambda: rand_augment.gray(image),
         lambda: rand_augment.solarize(image, 128),
         lambda: _blur(image, 0.1 + 1.9 * draws[1]),
     ]
@@ -230,7 +230,7 @@ def _blur(image, sigma):
     weights = tf.exp(-tf.square(tf.range(-reach, reach + 1, dtype=tf.float32) / sigma) / 2)
     weights = tf.tile((weights / tf.reduce_sum(weights))[:, None], [1, image.shape[-1]])
     values = tf.cast(image, tf.float32)[None]
-    # Deviation: beyond the border the picture is mirrored; PIL repeats its outermost pixels.
+    # Deviation: the image is mirrored at the border; PIL repeats its outermost pixels.
     values = tf.pad(values, [[0, 0], [reach, reach], [reach, reach], [0, 0]], "SYMMETRIC")
     for kernel in (weights[:, None, :, None], weights[None, :, :, None]):
         values = tf.nn.depthwise_conv2d(values, kernel, [1, 1, 1, 1], "VALID")
@@ -250,8 +250,8 @@ def _color_jitter(image, strength, draws):
 def _erase(image, config, chance, draws, seed):
     """Random erasing (arXiv 1708.04896), as timm's mode "pixel": a box of noise.
 
-    There the noise is standard normal after normalisation; here it is what becomes that, but in
-    whole pixel values from 0 to 255.
+    There the noise is standard normal after normalization. Here it is drawn so that it becomes
+    that, rounded to pixel values from 0 to 255.
     """
     height, width, channels = image.shape
 
@@ -277,15 +277,15 @@ def _erase(image, config, chance, draws, seed):
 
 
 def _cut_out(image, side, draws):
-    """Cutout (arXiv 1708.04552): a grey square around a random pixel, less what is outside."""
+    """Cutout (arXiv 1708.04552): a gray square around a random pixel, clipped at the border."""
     (top, bottom), (left, right) = (
         span(draw, size, side) for draw, size in zip(tf.unstack(draws), image.shape, strict=False)
     )
-    patch = tf.fill([bottom - top, right - left, image.shape[-1]], np.uint8(rand_augment.GREY))
+    patch = tf.fill([bottom - top, right - left, image.shape[-1]], np.uint8(rand_augment.GRAY))
     return rand_augment.paste(image, patch, top, left)
 
 
 def span(draw, size, side):
-    """Begin and end of `side` pixels around a random one of `size`, as far as there are any."""
+    """Begin and end of `side` pixels around a random one of `size`, clipped at the ends."""
     begin = tf.cast(draw * size, tf.int32) - side // 2
     return tf.maximum(begin, 0), tf.minimum(begin + side, size)

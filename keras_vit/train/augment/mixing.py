@@ -14,13 +14,13 @@ def mix_batch(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """MixUp (arXiv 1710.09412) or CutMix (arXiv 1905.04899) of a batch with its other half.
 
-    One share, drawn from Beta(alpha, alpha), for the whole batch, as in big_vision, DeiT and timm.
-    With both in the recipe, each batch gets one of the two.
+    The share is drawn from Beta(alpha, alpha) once a batch, as in big_vision, DeiT and timm. With
+    both in the recipe, each batch gets one of the two.
 
     Args:
         images: float32 (B, H, W, C).
         targets: float32 (B, K), one-hot.
-        augment: `mixup` and `cutmix` count.
+        augment: Its `mixup` and `cutmix` are used.
         seed: Two integers.
 
     Returns:
@@ -54,7 +54,7 @@ def _blend(values, share):
     size = values.shape[0]
     if size is None or size % 2:
         return share * values + (1 - share) * _partner(values)
-    # With two halves, as one matrix product: the memory is gone through once and not four times.
+    # Two halves are mixed in one matrix product, which reads the memory once and not four times.
     mix = tf.reshape(tf.stack([share, 1 - share, 1 - share, share]), (2, 2))
     return tf.reshape(mix @ tf.reshape(values, (2, -1)), values.shape)
 
@@ -77,7 +77,7 @@ def _cutmix(images, targets, share, draws):
         images[:, top:bottom, right:],
     ]
     mixed = tf.concat([images[:, :top], tf.concat(rows, 2), images[:, bottom:]], 1)
-    # A box that the border cuts off has less than its share.
+    # A box clipped at the border is smaller than its share.
     share = 1 - tf.cast((bottom - top) * (right - left), tf.float32) / (height * width)
     mixed = tf.ensure_shape(mixed, images.shape)
     return mixed, share * targets + (1 - share) * _partner(targets)

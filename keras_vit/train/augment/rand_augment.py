@@ -1,12 +1,12 @@
-"""RandAugment (arXiv 1909.13719) for one picture: uint8 in, uint8 out, in TensorFlow.
+"""RandAugment (arXiv 1909.13719) for one image: uint8 in, uint8 out, in TensorFlow.
 
 Each layer draws one of fifteen operations and applies it. Operations and ranges are those that the
 ImageNet recipes of big_vision and timm share (timm's "rand-mM-nN-p1", its "increasing" off): an
 argument is the magnitude, divided by 10, times the range below. As in big_vision, and not in timm,
-a magnitude may pass 10. Pixels are those of PIL, to which the tests compare each operation.
+a magnitude may exceed 10. Each operation gives PIL's pixels, which the tests check.
 
-keras_cv's RandAugment is the better known, but takes about twice this long, and keeps a random
-state of its own, so that pictures would not be functions of their seed.
+keras_cv's RandAugment is better known, but takes about twice as long and keeps a random state of
+its own, so images would not be functions of their seed.
 """
 
 import functools
@@ -16,20 +16,20 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-GREY = 128
-"""What moves in from beyond the border."""
+GRAY = 128
+"""Fills the pixels that come from beyond the border."""
 
 LUMA = np.array([19595, 38470, 7471], "float32") / 65536
 """PIL's weights of red, green and blue; in units of 1/65536 float32 is exact."""
-GREYS = np.repeat(LUMA[:, None], 3, axis=1)
+GRAYS = np.repeat(LUMA[:, None], 3, axis=1)
 
 
 def rand_augment(image: tf.Tensor, layers: int, magnitude: float, draws: tf.Tensor) -> tf.Tensor:
-    """Applies random operations to a picture.
+    """Applies random operations to an image.
 
     Args:
         image: uint8 (H, W, C) of known shape; C is 1 or 3.
-        layers: Operations a picture.
+        layers: Operations per image.
         magnitude: Their strength, from 0 to 30; 10 is the papers' full scale.
         draws: float32 (layers, 2), uniform in [0, 1): which operation, and its sign.
 
@@ -52,7 +52,7 @@ def rand_augment(image: tf.Tensor, layers: int, magnitude: float, draws: tf.Tens
     chosen = tf.cast(draws[:, 0] * len(with_sign), tf.int32)
     signs = tf.cast(draws[:, 1] * 2, tf.int32)
     for layer in range(layers):
-        # As a switch, and not as fifteen pictures of which one is kept, only one of them runs.
+        # A switch runs only one of them, instead of computing all fifteen and keeping one.
         branches = [
             functools.partial(operation, image, signs[layer]) for operation in with_sign.values()
         ]
@@ -64,7 +64,7 @@ def rand_augment(image: tf.Tensor, layers: int, magnitude: float, draws: tf.Tens
 def operations(
     height: int, width: int, channels: int, magnitude: float
 ) -> dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
-    """The operations by name: functions of the picture and of a sign, which is 0 or 1."""
+    """The operations by name: functions of the image and of a sign, which is 0 or 1."""
     share = magnitude / 10
     factor = 1.8 * share + 0.1
     size = (height, width)
@@ -112,7 +112,7 @@ def auto_contrast(image: tf.Tensor) -> tf.Tensor:
     flat = high <= low
     scale = tf.where(flat, 1.0, 255 / (high - low))
     low = tf.where(flat, 0.0, low)
-    # PIL cuts decimals off: the little more keeps a whole number whole in float32, too.
+    # PIL truncates: the small term keeps whole numbers whole in float32.
     return _whole(_rows(_rows(image) * _row(scale, image) - _row(low * scale - 1e-4, image), image))
 
 
@@ -149,25 +149,25 @@ def solarize_add(image: tf.Tensor, add: int) -> tf.Tensor:
 
 
 def color(image: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
-    """Moves a picture away from its grey version, or (factor < 1) towards it."""
+    """Moves an image away from its gray version, or toward it if factor < 1."""
     if image.shape[-1] == 1:
         return tf.identity(image)
-    # Deviation: grey is not rounded before it is mixed in, so that all is one product.
-    mix = factor * tf.eye(3) + (1 - factor) * GREYS
+    # Deviation: gray is not rounded before it is mixed in, so that all is one product.
+    mix = factor * tf.eye(3) + (1 - factor) * GRAYS
     pixels = tf.reshape(tf.cast(image, tf.float32), (-1, 3))
     return _whole(tf.reshape(pixels @ mix, image.shape))
 
 
-def grey(image: tf.Tensor) -> tf.Tensor:
-    """A picture without colours, as PIL's mode "L"; it keeps its channels."""
+def gray(image: tf.Tensor) -> tf.Tensor:
+    """An image without colors, as PIL's mode "L"; it keeps its channels."""
     if image.shape[-1] == 1:
         return tf.identity(image)
     pixels = tf.reshape(tf.cast(image, tf.float32), (-1, 3))
-    return _whole(tf.reshape(pixels @ GREYS + 0.5, image.shape))
+    return _whole(tf.reshape(pixels @ GRAYS + 0.5, image.shape))
 
 
 def contrast(image: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
-    """Moves values away from the mean brightness, or (factor < 1) towards it."""
+    """Moves values away from the mean brightness, or toward it if factor < 1."""
     values = tf.cast(image, tf.float32)
     mean = tf.floor(tf.reduce_mean(tf.floor(_grey(values) + 0.5)) + 0.5)
     return _whole(mean + factor * (values - mean))
@@ -179,13 +179,13 @@ def brightness(image: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
 
 
 def sharpness(image: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
-    """Moves a picture away from its smoothed version; the outermost pixels stay."""
+    """Moves an image away from its smoothed version; the outermost pixels stay."""
     smooth = np.ones((3, 3), "float32")
     smooth[1, 1] = 5
-    centre = np.zeros((3, 3), "float32")
-    centre[1, 1] = factor
-    # Deviation: the smoothed picture is not rounded before it is mixed in.
-    kernel = centre + (1 - factor) * smooth / smooth.sum()
+    center = np.zeros((3, 3), "float32")
+    center[1, 1] = factor
+    # Deviation: the smoothed image is not rounded before it is mixed in.
+    kernel = center + (1 - factor) * smooth / smooth.sum()
     kernel = np.repeat(kernel[:, :, None, None], image.shape[-1], axis=2)
     values = tf.cast(image, tf.float32)[None]
     inner = tf.nn.depthwise_conv2d(values, kernel, [1, 1, 1, 1], "VALID")[0]
@@ -196,7 +196,7 @@ def sharpness(image: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
 
 
 def rotation(degrees: float, height: int, width: int) -> tuple[float, ...]:
-    """The matrix of a turn about the centre, as PIL.Image.rotate makes it."""
+    """The matrix of a turn about the center, as PIL.Image.rotate makes it."""
     angle = -math.radians(degrees)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = width / 2, height / 2
@@ -204,12 +204,12 @@ def rotation(degrees: float, height: int, width: int) -> tuple[float, ...]:
 
 
 def affine_sources(matrix: tuple[float, ...], height: int, width: int) -> np.ndarray:
-    """Where each pixel of an affine picture comes from, as PIL's nearest neighbour.
+    """Where each pixel of an affine image comes from, as PIL's nearest neighbor.
 
     Args:
         matrix: PIL's six numbers, from a target's pixel to its source.
-        height: Of the picture.
-        width: Of the picture.
+        height: Of the image.
+        width: Of the image.
 
     Returns:
         int32 (H * W,): numbers of pixels; H * W stands for "from beyond the border".
@@ -227,15 +227,15 @@ def affine_sources(matrix: tuple[float, ...], height: int, width: int) -> np.nda
 
 
 def take_pixels(image: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
-    """The picture that `affine_sources` describes."""
+    """The image that `affine_sources` describes."""
     # Faster than ImageProjectiveTransformV3, which looks up each channel by itself.
     pixels = tf.reshape(image, (-1, image.shape[-1]))
-    beyond = tf.constant(GREY, tf.uint8, (1, image.shape[-1]))
+    beyond = tf.constant(GRAY, tf.uint8, (1, image.shape[-1]))
     return tf.reshape(tf.gather(tf.concat([pixels, beyond], 0), sources), image.shape)
 
 
 def paste(image: tf.Tensor, patch: tf.Tensor, top, left) -> tf.Tensor:
-    """The picture with a patch laid over it."""
+    """The image with a patch laid over it."""
     bottom, right = top + tf.shape(patch)[0], left + tf.shape(patch)[1]
     rows = [image[top:bottom, :left], patch, image[top:bottom, right:]]
     result = tf.concat([image[:top], tf.concat(rows, 1), image[bottom:]], 0)

@@ -1,4 +1,4 @@
-"""Which epoch of a run was the best, by one figure in the logs."""
+"""The best epoch of a run, by one value in the logs."""
 
 import logging
 import math
@@ -10,11 +10,11 @@ import keras
 logger = logging.getLogger(__name__)
 
 
-class Best:
-    """The best value so far, and its step.
+class BestEpoch:
+    """Keeps the best value so far, and its step.
 
     Args:
-        monitor: A name in the logs, such as "val_accuracy", or None: nothing is ever best.
+        monitor: A name in the logs, such as "val_accuracy", or None: no epoch is the best.
         mode: "min", "max", or "auto" to let the metric decide.
 
     Attributes:
@@ -27,20 +27,20 @@ class Best:
         self.monitor = monitor
         self.mode = mode
         self.found: dict[str, Any] | None = None
-        self._said = False
+        self._warned = False
 
     def update(
         self, model: keras.Model, logs: Mapping[str, float], step: int, last: bool = False
     ) -> bool:
-        """Whether the logs of an epoch, perhaps the last, that ended at `step` are the best so far.
+        """Whether the epoch that ended at `step` is the best so far.
 
-        A name that is not in them is said once, and not of an epoch that was not evaluated.
+        Warns once if the logs lack the name, but not for epochs without an evaluation.
         """
         value = logs.get(self.monitor) if self.monitor else None
-        if self.monitor and self.monitor not in logs and self.found is None and not self._said:
+        if self.monitor and self.monitor not in logs and self.found is None and not self._warned:
             evaluated = any(name.startswith("val_") for name in logs)
             if last or evaluated or not self.monitor.startswith("val_"):
-                self._said = True
+                self._warned = True
                 logger.warning(
                     "No checkpoint is kept as the best: monitor=%r is not in the logs, which have "
                     "%s",
@@ -51,7 +51,11 @@ class Best:
             return False
         mode = _direction(model, self.monitor) if self.mode == "auto" else self.mode
         if self.found is not None and self.found["name"] != self.monitor:
-            logger.warning("The best was by %s; it is %s now", self.found["name"], self.monitor)
+            logger.warning(
+                "The best epoch was chosen by %s, and is now chosen by %s",
+                self.found["name"],
+                self.monitor,
+            )
         elif self.found is not None:
             before = self.found["value"]
             if value >= before if mode == "min" else value <= before:
@@ -61,7 +65,7 @@ class Best:
 
 
 def _direction(model: keras.Model, monitor: str) -> str:
-    """What "auto" means: a loss goes down, and a metric knows where it goes."""
+    """What "auto" means: "min" for a loss, and a metric knows its direction."""
     name = monitor.removeprefix("val_")
     if name == "loss":
         return "min"

@@ -11,15 +11,15 @@ import numpy as np
 
 from keras_vit.train.checkpoint.packing import PLAIN, pack, unpack
 
-# What Keras puts into a callback, or finds anew: whether a CSV file has a header, for one.
+# What Keras sets or finds out again, such as whether a CSV file has a header.
 MANAGED = {"_model", "model", "params", "monitor_op", "append_header"}
-KNOWN = {"keras", "keras_vit"}  # packages whose callbacks make anew what is not kept
+KNOWN = {"keras", "keras_vit"}  # packages whose callbacks recreate what is not saved
 
 logger = logging.getLogger(__name__)
 
 
 class SavedCallbacks:
-    """The callbacks beside the checkpoint.
+    """The callbacks whose state a checkpoint saves.
 
     Args:
         callbacks: Any Keras callbacks.
@@ -28,23 +28,23 @@ class SavedCallbacks:
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback] = ()):
         self.callbacks = list(callbacks)
         self._begin: dict[int, Attributes] = {}
-        self._said = False
+        self._warned = False
 
     def begin(self) -> None:
-        """When training has begun, and all of them have heard of it."""
+        """Call once all of them have had their `on_train_begin`."""
         for number, callback in enumerate(self.callbacks):
-            if number not in self._begin:  # in a second `fit` it may remember the first one
+            if number not in self._begin:  # in a second `fit` it may have the state of the first
                 self._begin[number] = attributes(callback, number)
 
     def pack(self, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-        """As `collect_callbacks`; says once what is not kept."""
+        """See `collect_callbacks`; warns once about what is not saved."""
         entries = collect_callbacks(self.callbacks, arrays, self._begin)
         lost = [f"{e['class']}.{name}" for e in entries for name in e.get("left_out", ())]
-        if lost and not self._said:
-            self._said = True
+        if lost and not self._warned:
+            self._warned = True
             logger.warning(
-                "Checkpoints do not keep %s. Give the callbacks get_state() and set_state(), if "
-                "they must know it after a restart",
+                "Checkpoints do not save %s. Give the callbacks get_state() and set_state() if "
+                "they need it after a restart",
                 ", ".join(lost),
             )
         return entries
@@ -55,17 +55,17 @@ def collect_callbacks(
     arrays: dict[str, np.ndarray],
     begin: Mapping[int, "Attributes"] | None = None,
 ) -> list[dict[str, Any]]:
-    """What callbacks remember: from `get_state()` where they have it, else their attributes.
+    """The state of callbacks: that of `get_state()` if they have it, else their attributes.
 
-    Plain values, arrays, and lists, tuples and dicts of them are kept. An attribute with the name
-    of an argument of the constructor is a setting, not something remembered: it is as the program
-    sets it now. So is one that is as it was when training began, such as a path made of a setting.
-    What is left out of the attributes is named, unless Keras or we know it.
+    Plain values, arrays, and lists, tuples and dicts of them are saved. An attribute named like an
+    argument of the constructor is a setting, not state, and keeps the value that the program sets.
+    So does one that has not changed since training began, such as a path made of a setting. Other
+    attributes are listed as left out, unless the callback is from Keras or from here.
 
     Args:
         callbacks: Any Keras callbacks.
         arrays: Receives the arrays.
-        begin: By the number of a callback, its `attributes` when training began.
+        begin: Number of a callback -> its `attributes` when training began.
 
     Returns:
         One entry for each callback, for JSON.
@@ -94,14 +94,14 @@ def collect_callbacks(
 
 
 class Attributes(NamedTuple):
-    """What `collect_callbacks` looks at: by name, a packed value and the arrays that it holds."""
+    """Attributes of a callback: name -> its packed value and the arrays in it."""
 
     values: dict[str, tuple[Any, dict[str, np.ndarray]]]
     left_out: list[str]
 
 
 def attributes(callback: keras.callbacks.Callback, number: int) -> Attributes:
-    """The attributes of a callback that are no settings, and the names of those not kept."""
+    """The attributes of a callback that are not settings, and the names of those not saved."""
     found = Attributes({}, [])
     settings = _settings(type(callback)) | MANAGED
     known = type(callback).__module__.split(".")[0] in KNOWN
@@ -111,7 +111,7 @@ def attributes(callback: keras.callbacks.Callback, number: int) -> Attributes:
         held: dict[str, np.ndarray] = {}
         try:
             found.values[key] = pack(value, held, f"callbacks/{number}/{key}"), held
-        except TypeError:  # a function, a file, a model: made anew, not remembered
+        except TypeError:  # a function, a file, a model: recreated, not state
             if not known and _may_change(value):
                 found.left_out.append(key)
     return found
@@ -133,12 +133,12 @@ def restore_callbacks(
     entries: Sequence[Mapping[str, Any]],
     arrays: Mapping[str, np.ndarray],
 ) -> list[str]:
-    """Gives callbacks what they remembered, in whatever order they are now.
+    """Restores the state of callbacks, whose order may have changed.
 
-    Several of a class are told apart by their settings, and where these are the same, by order.
+    Several of a class are distinguished by their settings, and if these are equal by their order.
 
     Returns:
-        Classes of callbacks that there are no more.
+        Classes of saved callbacks that are missing now.
     """
     left = list(entries)
     for callback in callbacks:
@@ -153,7 +153,7 @@ def restore_callbacks(
             for key, value in entry.get("attributes", {}).items():
                 value = unpack(value, arrays)
                 assign = getattr(getattr(callback, key, None), "assign", None)
-                if assign is not None:  # a variable, which others may hold as well
+                if assign is not None:  # a variable, which other objects may share
                     assign(value)
                 else:
                     setattr(callback, key, value)
@@ -161,14 +161,14 @@ def restore_callbacks(
 
 
 def _may_change(value: Any) -> bool:
-    """Whether a value that cannot be kept may be something that a callback remembers."""
+    """Whether a value that cannot be saved may be state."""
     if isinstance(value, os.PathLike) or inspect.isclass(value):
         return False
     return not callable(value) or hasattr(value, "variables")  # a metric, a model
 
 
 def _agreement(callback: keras.callbacks.Callback, settings: Mapping[str, Any]) -> int:
-    """How many settings are as they were."""
+    """How many settings are unchanged."""
     present = vars(callback)
     return sum(key in present and present[key] == value for key, value in settings.items())
 

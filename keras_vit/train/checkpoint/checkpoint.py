@@ -1,4 +1,4 @@
-"""A run that is killed goes on where it was, bit for bit: a Keras callback, and restoring.
+"""A killed run resumes where it was, bit for bit: a Keras callback that saves and restores.
 
     checkpoint = Checkpoint("runs/x/checkpoints")
     start = checkpoint.restore(model)                      # compiled; does nothing in a new folder
@@ -8,15 +8,17 @@
         callbacks=checkpoint.around([EarlyStopping(), ...]),
     )
 
-Keras' `fit` cannot begin in the middle of an epoch, so the first epoch after a restart gets the
-steps that are left of it, with the metrics it had. What is saved is what the next step begins
-with: taken before any callback hears of that step, or after all have heard of an epoch's end.
+Keras' `fit` cannot begin in the middle of an epoch. The first epoch after a restart therefore runs
+only its remaining steps, with the metrics it had. A checkpoint holds the state with which the next
+step begins: it is taken before the other callbacks' hooks of that step, or after all of their hooks
+of an epoch's end.
 """
 
 import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ import keras
 
 from keras_vit import runs
 from keras_vit.train.checkpoint import files, model_state, random_state
-from keras_vit.train.checkpoint.best_epoch import Best
+from keras_vit.train.checkpoint.best_epoch import BestEpoch
 from keras_vit.train.checkpoint.callback_state import SavedCallbacks
 from keras_vit.train.checkpoint.files import Start
 from keras_vit.train.checkpoint.lock import Lock
@@ -37,43 +39,47 @@ from keras_vit.train.checkpoint.resume import (
     restarting_data,
 )
 from keras_vit.train.checkpoint.sigterm import CODE, Sigterm
-from keras_vit.train.checkpoint.step_counter import Counter
 from keras_vit.train.checkpoint.writer import Writer, wait_for_writer
 from keras_vit.train.distribution.devices import Devices
 
-PAUSE = "the epoch is over"  # true, as model.stop_training; another's wish to stop replaces it
+# What `model.stop_training` is set to at the end of a shortened epoch. Any callback that wants to
+# stop the run replaces it.
+PAUSE = "the epoch is over"
+# How long callbacks in other threads may take to finish a batch that the device has done.
+CALLBACK_SECONDS = 30
 
 logger = logging.getLogger(__name__)
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves everything a run needs to go on, and restores it.
+    """Saves everything a run needs to resume, and restores it.
 
-    Weights, dropout's seeds, optimizers, metrics, what the callbacks remember, the position, and
-    the global random generators. It is copied between two steps and written by another thread,
-    whose error, such as a full disk, ends the run at the next batch; the last checkpoint stays.
+    It saves weights, dropout's seeds, optimizers, metrics, the state of the callbacks, the
+    position, and the global random generators. The state is copied between two steps and written by
+    another thread. An error there, such as a full disk, ends the run at the next batch; the last
+    checkpoint stays.
 
-    A loss in the logs that is no longer a number ends the run with a `FloatingPointError`; a weight
-    or optimizer slot does when it would be saved, and is not. At SIGTERM, the run is saved before
-    its next step and ends with `SystemExit(143)`; nothing is evaluated or logged any more.
+    A loss in the logs that is infinite or NaN ends the run with a `FloatingPointError`. A weight or
+    optimizer slot that is does so when it would be saved, and is not saved. At SIGTERM, the run is
+    saved before its next step and ends with `SystemExit(143)`, without further evaluation or logs.
 
-    Data that Keras begins anew with each epoch, such as arrays, can be gone on with at the
-    beginning of an epoch only: checkpoints are made when epochs end then.
+    Keras restarts some data with each epoch, such as arrays. A run on such data can only resume at
+    the beginning of an epoch, and checkpoints are made when epochs end.
 
     With several processes, the first one writes and all of them read. On TensorFlow, reading a
-    metric would take all processes there, so that the logs of an epoch that was interrupted count
-    its second part only. Weights are not affected.
+    metric needs all processes, so the logs of an interrupted epoch count its second part only.
+    Weights are not affected.
 
     Args:
-        folder: Where the checkpoints go; nothing else should be there.
-        every_minutes: A checkpoint is made when the last one is so old, or None.
-        save_freq: Also after so many steps, or after each "epoch", as Keras has it. The end of the
-            run is always saved.
-        keep: How many of the newest are kept.
-        monitor: A name in the logs, such as "val_accuracy": the best epoch's is kept too.
+        folder: Where the checkpoints go. It should hold nothing else.
+        every_minutes: Minutes between two checkpoints, or None.
+        save_freq: Steps between two checkpoints, or "epoch", as in Keras' `ModelCheckpoint`. The
+            end of the run is always saved.
+        keep: How many of the newest checkpoints are kept.
+        monitor: A name in the logs, such as "val_accuracy"; the best epoch's checkpoint is kept.
         mode: "min", "max", or "auto" to let the metric decide.
-        extra: Anything JSON can hold, such as the recipe; `restore` gives it back.
-        devices: What the run computes on; None is one process.
+        extra: Any JSON value, such as the recipe; `restore` returns it.
+        devices: What `keras_vit.train.scope` yields; None is one process.
     """
 
     async_safe = True  # Keras need not wait for the device after each batch
@@ -100,8 +106,8 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError(
                 f'save_freq must be None, "epoch" or a number of steps. Received: {save_freq=}'
             )
-        json.dumps(extra)  # what cannot be saved is found before the first step
-        self.folder = Path(os.path.abspath(folder))  # wherever the program goes meanwhile
+        json.dumps(extra)  # raises now, not at the first save
+        self.folder = Path(os.path.abspath(folder))  # the program may change its folder
         self.every_minutes = every_minutes
         self.save_freq = save_freq
         self.keep = keep
@@ -115,12 +121,12 @@ class Checkpoint(keras.callbacks.Callback):
         self._opened = False
         self._pending: PendingRestore | None = None
         self._random: tuple[dict, dict] | None = None
-        self._torch: Any = None  # the state of its generator when an epoch began
-        self._restarting: str | None = None  # data that Keras begins anew with each epoch
-        self._best = Best(monitor, mode)
+        self._torch: Any = None  # torch's generator when an epoch began
+        self._restarting: str | None = None  # data that Keras restarts with each epoch
+        self._best = BestEpoch(monitor, mode)
         self._sigterm = Sigterm()
-        self._count = Counter()
-        self._told = False  # that SIGTERM came to a process that does not save
+        self._count = _StepCounter()
+        self._warned = False  # about SIGTERM in a process that does not save
         self._saved_step = 0
         self._saved_at = time.monotonic()
 
@@ -131,14 +137,14 @@ class Checkpoint(keras.callbacks.Callback):
 
     @property
     def step(self) -> int:
-        """Batches of the whole run that are done, or begun."""
+        """Batches of the whole run that have begun."""
         return self._count.step
 
     def around(self, callbacks: Sequence[keras.callbacks.Callback] = ()) -> list:
-        """The callbacks for `fit`: those given, and this one on both sides of them.
+        """The callbacks for `fit`: those given, with this one before and after them.
 
-        What these remember is saved: for example the best value and the patience of EarlyStopping.
-        Keras' History and progress bar are added, unless they are there.
+        Their state is saved, for example the best value and the patience of EarlyStopping. Keras'
+        History and progress bar are added if they are missing.
         """
         callbacks = list(callbacks)
         if not any(isinstance(c, keras.callbacks.History) for c in callbacks):
@@ -151,21 +157,21 @@ class Checkpoint(keras.callbacks.Callback):
         return [_Opening(self), *callbacks, self]
 
     def restore(self, model: keras.Model) -> Start:
-        """Puts a model back to where the newest whole checkpoint was made; call it before `fit`.
+        """Restores a model from the newest whole checkpoint; call it before `fit`.
 
-        Checkpoints that do not verify are renamed to `.broken`; the log names the file.
+        Checkpoints that fail verification are renamed to `.broken`, and the log names the file.
 
         Args:
             model: Built and compiled, as it was.
 
         Returns:
-            Where to go on; the beginning, if there is no checkpoint.
+            Where to resume; the beginning if there is no checkpoint.
 
         Raises:
-            ValueError: The model or its optimizer is another one. Nothing is changed; the message
-                has all differences.
+            ValueError: The model or its optimizer differs from the saved one. Nothing is changed;
+                the message lists all differences.
         """
-        model_state.prepare(model)
+        model_state.build_optimizer(model)
         if self.devices.is_chief:
             self._lock.acquire()
             wait_for_writer(self.folder)
@@ -182,7 +188,7 @@ class Checkpoint(keras.callbacks.Callback):
         if snapshot is None and broken:
             raise runs.BrokenCheckpointError(
                 f"None of the checkpoints in {self.folder} is whole: "
-                f"{', '.join(path.name for path in broken)}. To begin anew, move them away"
+                f"{', '.join(path.name for path in broken)}. To start over, move them away"
             )
         if snapshot is None:
             return Start()
@@ -213,13 +219,13 @@ class Checkpoint(keras.callbacks.Callback):
         within = self.every_minutes or type(self.save_freq) is int
         if (self.params["steps"] is None or self._restarting) and within:
             why = (
-                f"Keras begins {self._restarting} anew"
+                f"Keras restarts {self._restarting} with each epoch"
                 if self._restarting
-                else "their length is not known"
+                else "the length of an epoch is not known"
             )
             logger.warning(
-                "Checkpoints are made when epochs end, and not within them: %s. Give fit batches "
-                "that can begin at any step, and steps_per_epoch",
+                "Checkpoints are made at the end of epochs only: %s. For checkpoints at any step, "
+                "pass fit batches that can start at any step, and steps_per_epoch",
                 why,
             )
         self._opened = True
@@ -242,7 +248,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._bar.skipped = skipped
 
     def _open_batch(self, batch):
-        if self._random is not None:  # once more
+        if self._random is not None:  # again: data loaders have drawn since
             random_state.restore_random(*self._random)
         else:
             random_state.restore_torch_generator(self._torch)
@@ -250,9 +256,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._check()
         count = self._count
         step, done = count.step_of(batch), count.skipped + batch
-        within = (
-            self.params["steps"] is not None and not self._restarting
-        )  # or is it the epoch's end?
+        within = self.params["steps"] is not None and not self._restarting  # or only at its end
         if (within and self._is_due(step)) or (self._must_stop() and not self._restarting):
             self._save(count.epoch, done, step, inside=True)
         if self._must_stop():
@@ -263,7 +267,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._model.stop_training = self._model.stop_training or PAUSE
 
     def _close_epoch(self):
-        if self._model.stop_training == PAUSE:  # and nobody else's wish
+        if self._model.stop_training == PAUSE:  # no callback asked to stop
             self._model.stop_training = False
         self._count.close_epoch()
         self._check()
@@ -272,13 +276,16 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         if not self._opened:
-            raise ValueError("callbacks must be those of around([...]). Received: others")
+            raise ValueError("callbacks must be those that around([...]) returns. Received: others")
         self._opened = False
         self._others.begin()
         if self._pending is not None:
-            gone = self._pending.put_back(self.model, self._others.callbacks)
-            if gone and self.devices.is_chief:  # which alone has those that write
-                logger.warning("The run had callbacks that it has no more: %s", ", ".join(gone))
+            gone = self._pending.restore(self.model, self._others.callbacks)
+            if gone and self.devices.is_chief:  # the other processes lack those that write files
+                logger.warning(
+                    "The checkpoint has the state of callbacks that are missing now: %s",
+                    ", ".join(gone),
+                )
 
     def on_epoch_begin(self, epoch, logs=None):
         if self._pending is not None:
@@ -287,20 +294,20 @@ class Checkpoint(keras.callbacks.Callback):
         if self._random is None:
             self._torch = random_state.torch_generator()
 
-    # With some backends in another thread, and later: it must not touch the model.
+    # Some backends call this later, in another thread: it must not touch the model.
     def on_train_batch_end(self, batch, logs=None):
-        self._look(logs, self._count.step_of(batch) + 1)
+        self._check_loss(logs, self._count.step_of(batch) + 1)
         self._count.end(batch)
 
     def on_epoch_end(self, epoch, logs=None):
         logs = logs or {}
-        self._look(logs, self.step)
+        self._check_loss(logs, self.step)
         self._check()
         stopped = bool(self._model.stop_training)
         last = stopped or epoch + 1 >= self.params["epochs"]
         improved = self._best.update(self.model, logs, self.step, last)
         wanted = improved or last or self.save_freq == "epoch" or self._must_stop()
-        # Keras may refuse to begin another epoch after one that was cut short: of a PyDataset.
+        # After a shortened epoch, Keras may refuse to begin the next one on a PyDataset.
         wanted = wanted or self._count.skipped > 0
         if wanted or self._is_due(self.step):
             self._save(epoch + 1, 0, self.step, stopped=stopped)
@@ -322,7 +329,7 @@ class Checkpoint(keras.callbacks.Callback):
         return self.every_minutes is not None and minutes >= self.every_minutes
 
     def _save(self, epoch, step_in_epoch, step, inside=False, stopped=False):
-        """Copies the state, and has it written."""
+        """Copies the state and starts to write it."""
         if step == self._saved_step or not self.devices.is_chief:
             return
         self._check(wait=True)
@@ -330,8 +337,8 @@ class Checkpoint(keras.callbacks.Callback):
         if inside and self.devices.reads_metrics_alone:
             groups.append(model_state.METRICS)
         arrays = model_state.collect(self.model, groups)  # waits for the device
-        if not self._count.wait():  # one of them has raised an error, which Keras is about to show
-            logger.warning("No checkpoint at step %d: a callback does not end its batch", step)
+        if not self._count.wait():  # a callback raised an error, which Keras will show
+            logger.warning("No checkpoint at step %d: a callback did not finish its batch", step)
             return
         self._check()
         position = Start(epoch, step_in_epoch, step, stopped)
@@ -350,14 +357,14 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer.write(step, arrays, facts)
         self._saved_step, self._saved_at = step, time.monotonic()
 
-    def _look(self, logs, step):
+    def _check_loss(self, logs, step):
         for name, value in (logs or {}).items():
-            # Other metrics may begin with an infinity.
+            # Other metrics may start at infinity.
             if "loss" in name and not math.isfinite(value) and self._writer.failure is None:
                 self._writer.failure = self._writer.not_a_number(f"{name}={value}", step)
 
     def _check(self, wait=False):
-        """Raises what went wrong in another thread."""
+        """Raises the error of the writer thread, if there is one."""
         try:
             if wait:
                 self._writer.wait()
@@ -369,11 +376,11 @@ class Checkpoint(keras.callbacks.Callback):
     # -- the end
 
     def _must_stop(self) -> bool:
-        # Of several processes the first one stops, with the state of all, and so ends the others.
-        if self.interrupted and not self.devices.is_chief and not self._told:
-            self._told = True
+        # Of several processes the first one saves and stops, which ends the others.
+        if self.interrupted and not self.devices.is_chief and not self._warned:
+            self._warned = True
             logger.warning(
-                "SIGTERM: process %d waits for process 0, which must get it too, to save and end",
+                "SIGTERM: process %d waits for process 0 to save and stop; send SIGTERM to it too",
                 self.devices.process,
             )
         return self.interrupted and self.devices.is_chief
@@ -386,9 +393,9 @@ class Checkpoint(keras.callbacks.Callback):
         raise SystemExit(CODE)
 
     def close(self) -> None:
-        """Waits for what is being written, and lets go of the folder and of SIGTERM.
+        """Waits for the writer, then releases the folder and SIGTERM.
 
-        `fit` does it at its end; it is for a `fit` that has ended with an error.
+        The end of `fit` calls it. Call it yourself after a `fit` that ended with an error.
         """
         self._sigterm.release()
         self._writer.close()
@@ -396,7 +403,7 @@ class Checkpoint(keras.callbacks.Callback):
 
 
 class _Opening(keras.callbacks.Callback):
-    """The checkpoint's hooks in front of all other callbacks."""
+    """The checkpoint's hooks that run before those of all other callbacks."""
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__()
@@ -413,3 +420,51 @@ class _Opening(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.checkpoint._close_epoch()
+
+
+class _StepCounter:
+    """Counts the batches of a whole run, over its epochs, restarts and calls of `fit`.
+
+    Attributes:
+        step: Batches that have begun.
+        epoch: The current epoch.
+        skipped: Batches of that epoch that were done before a restart; Keras does not count them.
+    """
+
+    def __init__(self):
+        self.step = 0
+        self.epoch = 0
+        self.skipped = 0
+        self._first = 0  # the step of Keras' batch 0
+        self._begun = self._ended = self._reached = 0
+        self._ends = threading.Condition()
+
+    def open_epoch(self, epoch: int, skipped: int) -> None:
+        """Before the first batch of an epoch."""
+        self.epoch, self.skipped, self._first = epoch, skipped, self.step
+        self._begun = self._ended = self._reached = 0
+
+    def step_of(self, batch: int) -> int:
+        """The step of the whole run at which a batch of Keras' count begins."""
+        return self._first + batch
+
+    def begin(self, batch: int, executed: int) -> None:
+        """Counts one call of the training function, which runs `executed` batches."""
+        self.step = self._first + batch + executed
+        self._begun += 1
+
+    def end(self, batch: int) -> None:
+        """Notes the end of that call; `batch` is its last one. Any thread may call it, late."""
+        with self._ends:
+            self._ended += 1
+            self._reached = max(self._reached, batch + 1)
+            self._ends.notify_all()
+
+    def wait(self) -> bool:
+        """Waits until all calls have ended. Returns False if one of them does not."""
+        with self._ends:
+            return self._ends.wait_for(lambda: self._ended >= self._begun, CALLBACK_SECONDS)
+
+    def close_epoch(self) -> None:
+        """After the last batch. TensorFlow begins one more to see that there is none."""
+        self.step, self._begun = self._first + self._reached, self._ended

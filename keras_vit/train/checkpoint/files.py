@@ -1,20 +1,20 @@
-"""Checkpoints on disk: written whole or not at all, checked by hash, listed, pruned.
+"""Checkpoints on disk: written atomically, verified by hash, pruned.
 
     ckpt-000123/state.safetensors    every array of the state
-                state.json           all the rest, and a summary at its head
+                state.json           everything else, with a summary at its head
                 MANIFEST.json        sizes and SHA-256 of the two, written last
-    ckpt-000123.tmp-4711/            being written, or left over by a kill; swept up by the next run
-    ckpt-000124.broken/              did not verify when a run was resumed; for you to look at
+    ckpt-000123.tmp-4711/            being written, or left by a kill; the next run removes it
+    ckpt-000124.broken/              failed verification when a run resumed; kept for inspection
     lock                             held by the process that writes here
 
-A folder gets its name by one rename, after everything in it has reached the disk. So there is no
-pointer file that could point to nothing: the highest number that verifies is the newest.
+A folder gets its name by one rename, after everything in it has reached the disk. So no
+pointer file is needed, which could be wrong: the highest number that verifies is the newest.
 
-Why not Orbax or tf.train.Checkpoint, which store as safely? Neither knows what makes a Keras run go
-on bit for bit (metrics, callbacks, the position), and that is most of the work. tf.train.Checkpoint
-has no hashes and needs TensorFlow variables. Orbax writes from many hosts at once, which this does
-not, but brings tensorstore and some ten packages, and a folder of many files a checkpoint. This is
-one array file that any safetensors reader opens, running no code.
+Why not Orbax or tf.train.Checkpoint, which store as safely? Neither knows what a Keras run needs to
+resume bit for bit (metrics, callbacks, the position), which is most of the work.
+tf.train.Checkpoint has no hashes and needs TensorFlow variables. Orbax writes from many hosts at
+once, which this does not, but brings tensorstore and some ten packages, and writes many files per
+checkpoint. This is one array file that any safetensors reader opens, running no code.
 """
 
 import dataclasses
@@ -50,14 +50,14 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run begins, or goes on.
+    """Where a run begins or resumes.
 
     Attributes:
         epoch: For `initial_epoch`.
         step_in_epoch: Batches of that epoch that are done.
-        step: Batches of the whole run that are done: where the data goes on.
-        stopped: Whether a callback had ended the run. Give `fit` no more than `epochs=epoch` then.
-        extra: What `Checkpoint` was given as `extra` by the run that saved.
+        step: Batches of the whole run that are done. The data starts there.
+        stopped: Whether a callback had ended the run. Then call `fit` with `epochs=epoch` at most.
+        extra: The `extra` of the `Checkpoint` that saved.
     """
 
     epoch: int = 0
@@ -87,13 +87,13 @@ class Snapshot:
 def write(
     folder: str | os.PathLike, step: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> Path:
-    """Writes the checkpoint of a step, which appears whole or not at all.
+    """Writes the checkpoint of a step atomically.
 
     Args:
         folder: Where the checkpoints are.
         step: Batches trained so far.
         arrays: Arrays by name.
-        facts: What JSON can hold.
+        facts: A JSON object.
 
     Returns:
         The folder of the checkpoint.
@@ -116,7 +116,7 @@ def write(
 
 
 def read(path: str | os.PathLike) -> Snapshot:
-    """Reads a checkpoint, having compared every byte with the manifest.
+    """Reads a checkpoint after comparing every byte with the manifest.
 
     Raises:
         BrokenCheckpointError: A file is missing, cut short, or altered.
@@ -135,10 +135,10 @@ def read(path: str | os.PathLike) -> Snapshot:
 
 
 def newest(folder: str | os.PathLike) -> tuple[Snapshot | None, list[Path]]:
-    """The newest checkpoint that verifies. The log names each file that kept one from it.
+    """The newest checkpoint that verifies. The log names the files of newer ones that do not.
 
-    It may be called while another process writes: a checkpoint that is taken away meanwhile is no
-    broken one.
+    It may be called while another process writes: a checkpoint that is pruned meanwhile does not
+    count as broken.
 
     Returns:
         The checkpoint, or None, and the folders of those that are newer but broken.
@@ -153,7 +153,7 @@ def newest(folder: str | os.PathLike) -> tuple[Snapshot | None, list[Path]]:
             except (BrokenCheckpointError, FileNotFoundError) as error:
                 if not path.exists():
                     break  # pruned between the listing and now: there are newer ones
-                logger.warning("A checkpoint is passed over: %s", error)
+                logger.warning("A checkpoint is skipped: %s", error)
                 broken.append(path)
         else:
             return None, broken
@@ -182,7 +182,7 @@ def remove_partial(folder: str | os.PathLike) -> None:
 
 
 def mark_broken(path: Path) -> Path:
-    """Renames a broken checkpoint, so that it is in nobody's way and not lost."""
+    """Renames a broken checkpoint, which keeps it for inspection."""
     number = 0
     while (aside := path.with_name(f"{path.name}.broken{number or ''}")).exists():
         number += 1

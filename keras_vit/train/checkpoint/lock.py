@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder of checkpoints, or into a run folder."""
+"""A lock: one process at a time writes to a folder of checkpoints, or to a run folder."""
 
 import os
 import socket
@@ -14,19 +14,19 @@ except ImportError:  # Windows: nothing keeps a second process out there
 
 
 class Lock:
-    """Keeps a second process from writing into a folder. A kill frees it.
+    """Keeps a second process from writing to a folder. A kill releases it.
 
     Args:
-        folder: The folder, which is made if need be.
+        folder: The folder; created if it is missing.
     """
 
-    _held: dict[str, int] = {}  # of this process: its own objects do not shut each other out
+    _held: dict[str, int] = {}  # by this process, which may acquire it again
 
     def __init__(self, folder: str | os.PathLike):
         self.path = Path(os.path.realpath(folder), LOCK)
 
     def acquire(self) -> None:
-        """Takes it, or raises a `BlockingIOError` that says who has it."""
+        """Acquires the lock, or raises a `BlockingIOError` that names its holder."""
         if str(self.path) in self._held:
             return
         try:
@@ -35,7 +35,7 @@ class Lock:
         except OSError as error:
             raise type(error)(
                 error.errno,
-                f"The folder of the checkpoints must be one that can be written: {error.strerror}",
+                f"The folder must be writable: {error.strerror}",
                 str(self.path.parent),
             ) from error
         try:
@@ -45,7 +45,7 @@ class Lock:
             os.close(handle)
             raise BlockingIOError(
                 error.errno,
-                f"One process at a time may write checkpoints here, and {owner} does",
+                f"One process at a time may write here. It is locked by {owner}",
                 str(self.path.parent),
             ) from error
         os.ftruncate(handle, 0)
@@ -54,7 +54,7 @@ class Lock:
         self._held[str(self.path)] = handle
 
     def release(self) -> None:
-        """Gives it back; the file stays."""
+        """Releases the lock; the file stays."""
         handle = self._held.pop(str(self.path), None)
         if handle is not None:
             os.ftruncate(handle, 0)
@@ -62,7 +62,7 @@ class Lock:
 
     @classmethod
     def _forget(cls) -> None:
-        """In a forked process, which may live longer than the one that took the lock."""
+        """In a forked process, which may outlive the one that holds the lock."""
         for handle in cls._held.values():
             os.close(handle)
         cls._held.clear()

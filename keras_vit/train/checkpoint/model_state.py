@@ -1,4 +1,4 @@
-"""The variables of a model in training, copied to named arrays and put back.
+"""The variables of a model in training, copied to named arrays and restored.
 
 A name is "<group>/<number>:<path>", as "model/12:encoder_block_0/attention/query/kernel". The
 groups are the model's variables (seeds of dropout too), the optimizer's (slots, averages, loss
@@ -43,7 +43,7 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def collect(model: keras.Model, groups: Sequence[str]) -> dict[str, np.ndarray]:
-    """Copies of all variables. They belong to the caller: training may go on at once."""
+    """Copies of all variables. The caller owns them: training may continue at once."""
     # convert_to_numpy may give a view of memory that the next step writes to, or frees.
     return {
         f"{group}/{number}:{variable.path}": np.array(keras.ops.convert_to_numpy(variable))
@@ -53,7 +53,7 @@ def collect(model: keras.Model, groups: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def assign(model: keras.Model, groups: Sequence[str], arrays: Mapping[str, np.ndarray]) -> None:
-    """Puts back what `collect` took, once `differences` has found none."""
+    """Assigns what `collect` copied. Call `differences` first."""
     for group in groups:
         pairs = zip(variables(model, group), names(group, arrays), strict=True)
         for variable, name in pairs:
@@ -72,10 +72,10 @@ def differences(
     arrays: Mapping[str, np.ndarray],
     dtypes: Mapping[str, str],
 ) -> list[str]:
-    """Each way in which the arrays do not fit the model, as a line of text.
+    """Lists in how the arrays differ from the model's variables, a line each.
 
-    Variables are matched by their order, and their paths compared but for the numbers in them:
-    Keras counts the layers of a process there, "dense" and "dense_1".
+    Variables are matched by their order. Their paths are compared without the numbers in them, by
+    which Keras counts the layers of a process: "dense", "dense_1".
     """
     lines = []
     for group in groups:
@@ -91,11 +91,11 @@ def differences(
     return lines
 
 
-def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     """The first array of model, optimizer or loss that holds an infinity or NaN, or None.
 
-    Other metrics may begin with an infinity. A gradient that overflows in float16 is not in the
-    state: the loss scale drops it.
+    Other metrics may start at infinity. A gradient that overflows in float16 is not in the state:
+    the loss scale drops it.
     """
     for name, array in arrays.items():
         group, path = name.split(":", 1)[0].split("/")[0], name.split(":", 1)[-1]
@@ -106,31 +106,33 @@ def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     return None
 
 
-def prepare(model: keras.Model) -> None:
-    """Builds the optimizer of a model; raises where the model itself is not built and compiled."""
+def build_optimizer(model: keras.Model) -> None:
+    """Builds the optimizer of a model. Raises if the model itself is not built and compiled."""
     if getattr(model, "optimizer", None) is None or not model.built:
         raise ValueError("model must be built and compiled. Received: model=" + model.name)
     unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
-    if unbuilt and not model.trainable_variables:  # one that is never used may stay so
+    if unbuilt and not model.trainable_variables:  # a layer that is never used may stay unbuilt
         raise ValueError(
             "model must be built: call it once on a batch. "
             f"Received: model={model.name}, whose layer {unbuilt[0]} is not"
         )
-    if not model.optimizer.built:  # or there is nothing to give values to; and in a new folder,
-        model.optimizer.build(model.trainable_variables)  # so that the names are the same
+    # In a new folder too, so that the names of its variables are the same after a restart.
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
 
 
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
-    """Gives a model and its optimizer, which is built, the values of a checkpoint.
+    """Restores a model and its built optimizer from a checkpoint.
 
     Raises:
-        ValueError: They are others. Nothing is changed; the message has all differences.
+        ValueError: They differ from the saved ones. Nothing is changed; the message lists all
+            differences.
     """
     before, here = snapshot.facts["versions"], versions()
     if before["backend"] != here["backend"]:
         raise ValueError(
-            f"A run must go on with the backend it began with. Received: {snapshot.path} of "
-            f"{before['backend']}, on {here['backend']}"
+            f"KERAS_BACKEND must be that of the checkpoint, {before['backend']}. "
+            f"Received: {here['backend']}, for {snapshot.path}"
         )
     for optimizer in optimizers(model):
         if not optimizer.built:
@@ -140,28 +142,28 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
             )
     lines = differences(model, STATE, snapshot.arrays, snapshot.dtypes)
     old, new = snapshot.facts.get("optimizer"), optimizer_name(model)
-    if old not in (None, new):  # two may have the same slots
+    if old not in (None, new):  # two optimizers may have the same slots
         lines.append(f"optimizer: {old} in the checkpoint, {new} here")
     if lines:
         raise ValueError(
             f"The model and its optimizer must be those of {snapshot.path}. "
-            "Received others:\n  " + "\n  ".join(lines)
+            "Received:\n  " + "\n  ".join(lines)
         )
     if before != here:
         logger.warning(
-            "The run goes on, but perhaps not bit for bit: it was %s, and is %s",
+            "The run resumes, but perhaps not bit for bit: it ran on %s, and now on %s",
             *(", ".join(f"{k} {v}" for k, v in w.items()) for w in (before, here)),
         )
     assign(model, STATE, snapshot.arrays)
 
 
 def restore_metrics(model: keras.Model, snapshot: Snapshot) -> None:
-    """Gives the metrics what they had counted, at the latest when the next step begins."""
+    """Restores the metrics, at the latest when the next step begins."""
     groups, arrays = (METRICS,), snapshot.arrays
     if not (there := names(METRICS, arrays)):
         return
 
-    def put_back():
+    def assign_metrics():
         if lines := differences(model, groups, arrays, snapshot.dtypes):
             raise ValueError(
                 f"The metrics must be those of {snapshot.path} in the middle of an epoch. "
@@ -170,13 +172,13 @@ def restore_metrics(model: keras.Model, snapshot: Snapshot) -> None:
         assign(model, groups, arrays)
 
     if keras.backend.backend() == "tensorflow" and len(model.metrics_variables) < len(there):
-        _build_metrics_first(model, put_back)
+        _build_metrics_first(model, assign_metrics)
     else:
-        put_back()
+        assign_metrics()
 
 
 def versions() -> dict[str, str]:
-    """What a run must keep to go on bit for bit."""
+    """The versions that must be equal for a run to resume bit for bit."""
     backend = keras.backend.backend()
     return {
         "backend": backend,
@@ -189,7 +191,7 @@ def versions() -> dict[str, str]:
 
 
 def optimizer_name(model: keras.Model) -> str:
-    """What the optimizer is called, without the number that Keras may count on."""
+    """The optimizer's name, without the number that Keras may append."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     return re.sub(r"_\d+$", "", optimizer.name)
 
@@ -197,8 +199,8 @@ def optimizer_name(model: keras.Model) -> str:
 def _build_metrics_first(model: keras.Model, then: Callable[[], None]) -> None:
     """On TensorFlow, builds the metrics before the next training step, and calls `then`.
 
-    Keras makes metric variables while it traces the first step, too late to give them values. Only
-    the step is handed the data that tells their shapes, so it is wrapped, for one call.
+    Keras creates metric variables while it traces the first step, too late to restore them. Only
+    the step receives the data that determines their shapes, so it is wrapped for one call.
     """
     function = model.train_function
 
@@ -232,9 +234,9 @@ def _differences(group: str, saved: list[Entry], present: list[Entry]) -> list[s
 
 
 def _stem(group: str, path: str) -> str:
-    """A path without the numbers that Keras counts on, and without the names of optimizers.
+    """A path without Keras' numbers, and without the names of optimizers.
 
-    There are two where the loss is scaled, or one: it depends on when Keras built the inner one.
+    With loss scaling there are one or two, depending on when Keras built the inner optimizer.
     """
     if group == OPTIMIZER:
         path = path.rsplit("/", 1)[-1]

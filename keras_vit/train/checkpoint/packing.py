@@ -10,10 +10,10 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def pack(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
-    """A value as JSON can hold it exactly; its arrays go to `arrays`.
+    """A value as JSON, exactly; its arrays are added to `arrays`.
 
     Raises:
-        TypeError: It is, or holds, something else than plain values, arrays, lists, tuples, dicts.
+        TypeError: It holds anything but plain values, arrays, lists, tuples and dicts.
     """
     if type(value) in PLAIN:
         return value

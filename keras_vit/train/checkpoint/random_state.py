@@ -34,7 +34,7 @@ def collect_random(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def restore_random(entries: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Puts the global random generators back."""
+    """Restores the global random generators."""
     states = {name: unpack(entry, arrays) for name, entry in entries.items()}
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(map(int, internal)), gauss))
@@ -50,7 +50,7 @@ def restore_random(entries: Mapping[str, Any], arrays: Mapping[str, np.ndarray])
 
 
 def torch_generator() -> Any:
-    """The state of torch's generator, where Keras uses it; else None."""
+    """The state of torch's generator on the torch backend; else None."""
     if keras.backend.backend() != "torch":
         return None
     import torch
@@ -59,10 +59,10 @@ def torch_generator() -> Any:
 
 
 def restore_torch_generator(state: Any) -> None:
-    """Puts it back, where there is one.
+    """Restores it, if there is one.
 
-    torch's data loader draws when it begins: in each epoch, or in the first one of a program. A run
-    that goes on must not see the difference.
+    torch's data loader draws from it when it starts: in each epoch, or in the first one of a
+    program. A resumed run must not see the difference.
     """
     if state is not None:
         import torch

@@ -1,7 +1,8 @@
-"""What a restart gives back while `fit` begins: callbacks, metrics, random generators.
+"""Restores the state that the start of `fit` resets: callbacks, metrics, random generators.
 
-Keras begins an epoch that was cut off as if it were new, and a run too, and tells the callbacks,
-which did before the kill what they do then, such as to lower the learning rate. So it is undone.
+Keras starts a resumed run, and an epoch that was cut off, as if they were new. Its hooks reset the
+state of callbacks, and callbacks may repeat a change, such as lowering the learning rate. Both are
+undone here.
 """
 
 import dataclasses
@@ -18,8 +19,8 @@ from keras_vit.train.checkpoint import callback_state, model_state, random_state
 from keras_vit.train.checkpoint.files import Snapshot, Start
 from keras_vit.train.distribution.devices import Devices
 
-# What Keras begins anew with each epoch: always, or without steps_per_epoch.
-ANEW = {"ArrayDataAdapter": "arrays", "PyDatasetAdapter": "a PyDataset"}
+# By adapter: the data that Keras restarts with each epoch, always or without steps_per_epoch.
+ALWAYS = {"ArrayDataAdapter": "arrays", "PyDatasetAdapter": "a PyDataset"}
 WITHOUT_STEPS = {
     "TFDatasetAdapter": "a tf.data.Dataset without steps_per_epoch",
     "TorchDataLoaderAdapter": "a DataLoader without steps_per_epoch",
@@ -29,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class PendingRestore:
-    """The rest of a checkpoint, once model and optimizer have their values.
+    """What remains to be restored once model and optimizer have their values.
 
     Args:
-        start: Where the run goes on.
+        start: Where the run resumes.
         snapshot: The checkpoint.
     """
 
@@ -44,24 +45,24 @@ class PendingRestore:
         self._kept: dict[str, np.ndarray] = {}
 
     def keep(self, model: keras.Model) -> None:
-        """Before other callbacks hear of a beginning."""
+        """Call before the `on_train_begin` of other callbacks."""
         name, steps = _data_of_fit()
-        if steps and name in ANEW:
+        if steps and name in ALWAYS:
             logger.warning(
-                "The run goes on, but not bit for bit: Keras begins %s at the first sample, and "
-                "not where the run was. Leave steps_per_epoch out, or give fit batches that can "
-                "begin at any step",
-                ANEW[name],
+                "The run resumes, but not bit for bit: Keras starts %s at the first sample, and "
+                "not where the run was. Omit steps_per_epoch, or pass fit batches that can "
+                "start at any step",
+                ALWAYS[name],
             )
         self._kept = model_state.collect(model, model_state.STATE)
 
-    def put_back(
+    def restore(
         self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
     ) -> list[str]:
-        """After that: model and optimizer are as they were before, and callbacks as they were.
+        """Call after it: restores model, optimizer and callbacks.
 
         Returns:
-            Classes of callbacks that there are no more.
+            Classes of saved callbacks that are missing now.
         """
         model_state.assign(model, model_state.STATE, self._kept)
         self._kept = {}
@@ -69,26 +70,26 @@ class PendingRestore:
         return callback_state.restore_callbacks(callbacks, facts, self.snapshot.arrays)
 
     def open_epoch(self, model: keras.Model, epoch: int, steps: int | None) -> None:
-        """Before other callbacks hear of the first epoch.
+        """Call before the `on_epoch_begin` of other callbacks.
 
         Raises:
-            ValueError: It is another epoch, or one of another length.
+            ValueError: The epoch, or its length, is not the saved one.
         """
         before, done = self.snapshot.facts["steps_per_epoch"], self.start.step_in_epoch
         if epoch != self.start.epoch:
             raise ValueError(
-                f"initial_epoch must be {self.start.epoch}, where the run goes on. "
+                f"initial_epoch must be {self.start.epoch}, where the run resumes. "
                 f"Received: initial_epoch={epoch}"
             )
         if done and (steps is None or steps <= done or before not in (None, steps)):
             raise ValueError(
-                f"steps_per_epoch must be {before or f'more than {done}'}, as in the epoch that is "
-                f"gone on with. Received: steps_per_epoch={steps}"
+                f"steps_per_epoch must be {before or f'more than {done}'}, as in the epoch that "
+                f"resumes. Received: steps_per_epoch={steps}"
             )
-        if done and (anew := restarting_data()):
+        if done and (data := restarting_data()):
             raise ValueError(
-                f"x must be data that goes on at step {self.start.step}, in an epoch's middle. "
-                f"Received: {anew}, which Keras begins anew with each epoch"
+                f"x must be data that can start at step {self.start.step}, in the middle of an "
+                f"epoch. Received: {data}, which Keras restarts with each epoch"
             )
         random_state.restore_random(self.snapshot.facts["random"], self.snapshot.arrays)
         self._kept = model_state.collect(model, model_state.STATE)
@@ -96,21 +97,21 @@ class PendingRestore:
     def begin(
         self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-        """After that.
+        """Call after it.
 
         Returns:
-            In the middle of an epoch, what the random generators shall know when its first step
-            begins: data loaders draw when they begin, which they did long ago.
+            In the middle of an epoch, the state of the random generators to restore at its first
+            step: data loaders draw from them when they start. Otherwise None.
         """
         if not self.snapshot.facts["inside_epoch"]:
             return None
-        self.put_back(model, callbacks)
+        self.restore(model, callbacks)
         model_state.restore_metrics(model, self.snapshot)
         return self.snapshot.facts["random"], self.snapshot.arrays
 
 
 class ResumedBar(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar, which after a restart begins in the middle of the epoch."""
+    """Keras' progress bar, which starts in the middle of a resumed epoch."""
 
     async_safe = True
     skipped = 0
@@ -120,17 +121,17 @@ class ResumedBar(keras.callbacks.ProgbarLogger):
 
 
 def restarting_data() -> str | None:
-    """What `fit` was given, where Keras begins it anew with each epoch, or goes on in no known way.
+    """The kind of data that `fit` was given, if Keras restarts it with each epoch; else None.
 
-    Keras tells its callbacks nothing of the data. So this looks for it in the frames of its `fit`,
-    which calls them; where it is not there, nothing is known.
+    Keras tells its callbacks nothing about the data, so this looks for it in the frames of `fit`,
+    which calls them.
     """
     name, steps = _data_of_fit()
-    return ANEW.get(name) or (None if steps else WITHOUT_STEPS.get(name))
+    return ALWAYS.get(name) or (None if steps else WITHOUT_STEPS.get(name))
 
 
 def _data_of_fit() -> tuple[str, int | None]:
-    """The class of Keras' adapter, and steps_per_epoch."""
+    """The class name of Keras' data adapter, and steps_per_epoch."""
     frame = inspect.currentframe()
     while frame is not None and "epoch_iterator" not in frame.f_locals:
         frame = frame.f_back
@@ -140,12 +141,12 @@ def _data_of_fit() -> tuple[str, int | None]:
 
 
 def check_same_step(snapshot: Snapshot | None, folder: Path, devices: Devices) -> None:
-    """Raises in every process where they have not found the same."""
+    """Raises in every process if they found different checkpoints."""
     step = -1 if snapshot is None else snapshot.facts["position"]["step"]
     found = devices.gather(np.asarray(step, "int32"))
     if np.any(found != step):
         names = ["nothing" if one < 0 else f"step {one}" for one in found.tolist()]
         raise ValueError(
-            "folder must be one that all processes share. "
+            "folder must be shared by all processes. "
             f"Received: folder={str(folder)!r}, where they find {', '.join(names)}"
         )

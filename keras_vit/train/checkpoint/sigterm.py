@@ -1,4 +1,4 @@
-"""SIGTERM, noted and not obeyed at once: clusters send it some time before they kill."""
+"""SIGTERM is noted, not obeyed at once: clusters send it some time before they kill."""
 
 import os
 import signal
@@ -6,16 +6,16 @@ import threading
 from typing import Any
 
 CODE = 128 + signal.SIGTERM
-"""What a process that SIGTERM ended gives back to the shell."""
+"""The exit code of a process that SIGTERM ended."""
 
 
 class Sigterm:
     """Notes SIGTERM between `watch` and `release`, in the main thread; elsewhere it does nothing.
 
-    A second one is obeyed: the run hangs then, or it ended with an error and nobody looks.
+    A second SIGTERM is obeyed: the run hangs, or it ended with an error and nothing checks `came`.
 
     Attributes:
-        came: Whether there was one.
+        came: Whether SIGTERM has come.
     """
 
     def __init__(self):
@@ -23,12 +23,12 @@ class Sigterm:
         self._before: Any = None
 
     def watch(self) -> None:
-        """Begins."""
+        """Installs the handler."""
         if threading.current_thread() is threading.main_thread() and self._before is None:
             self._before = signal.signal(signal.SIGTERM, self._note)
 
     def release(self) -> None:
-        """Puts back what was done before."""
+        """Restores the previous handler."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None

@@ -1,4 +1,4 @@
-"""Writing checkpoints in a thread of its own, one at a time, while the run goes on."""
+"""Writes checkpoints in a thread of its own, one at a time, while training continues."""
 
 import concurrent.futures
 import os
@@ -15,9 +15,9 @@ _running: dict[str, concurrent.futures.Future] = {}  # by folder
 
 
 def wait_for_writer(folder: str | os.PathLike) -> None:
-    """Waits until this process writes nothing to a folder.
+    """Waits until no writer of this process is writing to a folder.
 
-    A run that ended with an error may still be writing when the same process begins anew.
+    A run that ended with an error may still be writing when the same process starts another one.
     """
     if writing := _running.pop(os.path.realpath(folder), None):
         concurrent.futures.wait([writing])
@@ -26,11 +26,11 @@ def wait_for_writer(folder: str | os.PathLike) -> None:
 class Writer:
     """Writes checkpoints and prunes their folder.
 
-    What goes wrong, in the thread or elsewhere (`failure`), is raised by the next `check`.
+    An error in the thread, or one set as `failure`, is raised by the next `check`.
 
     Args:
         folder: Where the checkpoints are.
-        keep: How many of the newest stay.
+        keep: How many of the newest checkpoints stay.
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int):
@@ -41,7 +41,7 @@ class Writer:
         self._writing: concurrent.futures.Future | None = None
 
     def write(self, step: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """Begins to write, when the one before is done, so that there is one copy at most."""
+        """Starts to write once the previous checkpoint is done, so that one copy exists at most."""
         self.wait()
         if self._executor is None:
             self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -49,7 +49,7 @@ class Writer:
         _running[os.path.realpath(self.folder)] = self._writing
 
     def check(self) -> None:
-        """Raises what went wrong."""
+        """Raises the error, if there is one."""
         if self.failure is None and self._writing is not None and self._writing.done():
             self.failure, self._writing = self._writing.exception(), None
         if self.failure is not None:
@@ -57,36 +57,36 @@ class Writer:
             raise failure
 
     def wait(self) -> None:
-        """Waits for what is being written, and raises what went wrong."""
+        """Waits for the checkpoint being written, and raises its error."""
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
         self.check()
 
     def close(self) -> None:
-        """Ends the thread, when it has written. What went wrong can still be asked for."""
+        """Ends the thread once it has written. `check` still raises its error."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
 
     def not_a_number(self, what: str, step: int) -> FloatingPointError:
-        """The error for a loss or a state that is infinite or NaN."""
+        """The error for a loss or a variable that is infinite or NaN."""
         return FloatingPointError(
-            "The loss and the state of a run must stay numbers. Received: "
-            f"{what}, found after {step} steps; {self._there()}. Lower the learning rate, or clip "
+            "The loss and the variables of a run must stay finite. Received: "
+            f"{what}, found after {step} steps; {self._newest()}. Lower the learning rate, or clip "
             "the gradients"
         )
 
     def _write(self, step, arrays, facts):
-        if path := model_state.non_finite(arrays):
+        if path := model_state.find_non_finite(arrays):
             raise self.not_a_number(path, step)
         try:
             files.write(self.folder, step, arrays, facts)
         except OSError as error:
             reason = f"The checkpoint of step {step} cannot be written: {error.strerror}"
-            raise OSError(error.errno, f"{reason}; {self._there()}", str(self.folder)) from error
+            raise OSError(error.errno, f"{reason}; {self._newest()}", str(self.folder)) from error
         best = facts["best"]
         files.prune(self.folder, self.keep, best and best["step"])
 
-    def _there(self):
+    def _newest(self):
         steps = runs.steps(self.folder)
         return f"the last checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint"

@@ -1,7 +1,7 @@
-"""Batches as `fit` and `evaluate` want them, made by tf.data on every backend.
+"""Batches for `fit` and `evaluate`, made by tf.data on every backend.
 
-    source = open_source(recipe.Data("tfds:cifar10"))
-    batches = train_batches(source, model.config, recipe.Augment(flip=True), 128, seed=0)
+    source = open_source(Data("tfds:cifar10"))
+    batches = train_batches(source, model.config, Augment(flip=True), 128, seed=0)
     model.fit(batches, steps_per_epoch=390, epochs=10)
 
 The seed of an image's augmentation is (seed, number of the sample), the seed of a batch's mixing
@@ -35,18 +35,18 @@ def train_batches(
     process: int = 0,
     processes: int = 1,
 ) -> tf.data.Dataset:
-    """Training batches without end, all of one size; they run on across the end of an epoch.
+    """Infinite training batches of one size, which continue across the end of an epoch.
 
-    Of several processes each makes its part of every batch, and all parts together are the batch
+    With several processes each one makes its part of every batch. All parts together are the batch
     that one process would make.
 
     Args:
         source: What `open_source` returns.
-        config: The model's config: size, channels and pixel contract.
-        augment: What is done to the pictures.
-        batch_size: Pictures in a batch.
+        config: The model's config: size, channels and pixel fields.
+        augment: What is done to the images.
+        batch_size: Images in a batch.
         seed: Decides order and augmentation.
-        start_step: The first batch. What follows is, bit for bit, what follows it in a run from 0.
+        start_step: The first batch. The batches are, bit for bit, those of a run from 0.
         process: The number of this process.
         processes: How many there are.
 
@@ -56,7 +56,7 @@ def train_batches(
     split = source.train
     if not 1 <= batch_size <= split.num_examples:
         raise ValueError(
-            f"batch_size must be from 1 to the {split.num_examples} training pictures of "
+            f"batch_size must be from 1 to the {split.num_examples} training images of "
             f"{source.name}. Received: batch_size={batch_size}"
         )
     leave_accelerators()
@@ -66,7 +66,7 @@ def train_batches(
     if processes > 1:
         part = Part.of(batch_size, process, processes)
         size = len(part.positions)
-        if mixes:  # with what it mixes its own with behind them: half a batch before
+        if mixes:  # its own samples, then those they are mixed with, half a batch before
             others = tuple((i - batch_size // 2) % batch_size for i in part.positions)
             part = Part(batch_size, part.positions + others)
     if _whole_batches(split, config, augment):
@@ -103,17 +103,17 @@ def test_batches(
     num_classes: int,
     part: Part | None = None,
 ) -> tf.data.Dataset:
-    """Every picture once, in order, as `preprocess` makes it; the last batch is partial.
+    """Every image once, in order, as `preprocess` makes it; the last batch is partial.
 
-    With a `part`, for devices that share each batch, all batches are of one size and have weights:
-    what fills up the last one weighs 0, and the others so much more that sums of weighted losses,
-    divided by the number of samples, are what they would be without it. Metrics have to be
-    `weighted_metrics` then.
+    With a `part`, for devices that share each batch, all batches have one size, and weights. The
+    padding of the last batch has weight 0. The other samples weigh more, so that the sum of the
+    weighted losses divided by the number of samples is the same as without padding. Metrics must
+    then be `weighted_metrics`.
 
     Args:
         split: A split of a source.
         config: The model's config.
-        batch_size: Pictures in a batch.
+        batch_size: Images in a batch.
         num_classes: Size of a target.
         part: What this process makes of each batch.
 
@@ -128,7 +128,7 @@ def test_batches(
         raise ValueError(
             f"part must be of batches of {batch_size}. Received: part of {part.batch_size}"
         )
-    layer = Preprocessing(config, dtype="float32")  # whatever precision the model trains in
+    layer = Preprocessing(config, dtype="float32")  # whatever the model's precision
 
     def batch_of(example):
         images = layer(decode(example["image"], config.in_channels))
@@ -157,7 +157,7 @@ def _is_array(split: Split) -> bool:
 
 
 def _whole_batches(split: Split, config: ViTConfig, augment: recipe.Augment) -> bool:
-    """Whether nothing is done to single pictures, so that a batch is one gather."""
+    """Whether no image is changed by itself, so that a batch is one gather."""
     return (
         dataclasses.replace(augment, mixup=0.0, cutmix=0.0, repeats=1) == recipe.Augment()
         and _is_array(split)
@@ -169,6 +169,6 @@ def _whole_batches(split: Split, config: ViTConfig, augment: recipe.Augment) -> 
 def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
-    # Workers that train together share each batch; there are no files to share out.
+    # Workers share each batch; there are no files to distribute.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return options

@@ -1,4 +1,4 @@
-"""From an encoded picture, or from pixels, to uint8 with the channels of the model."""
+"""Decodes an image, or converts pixels, to uint8 with the model's channels."""
 
 import tensorflow as tf
 
@@ -6,11 +6,11 @@ from keras_vit.train.augment import rand_augment
 
 
 def decode(image: tf.Tensor, channels: int) -> tf.Tensor:
-    """A picture as uint8, with PIL's pixels; grey and colour become what the model takes.
+    """An image as uint8, with PIL's pixels; gray and color are converted to the model's channels.
 
     Args:
-        image: An encoded picture (a scalar string), or uint8 (..., C).
-        channels: The model's.
+        image: An encoded image (a scalar string), or uint8 (..., C).
+        channels: The model's channels.
 
     Returns:
         uint8 (..., channels).
@@ -22,7 +22,7 @@ def decode(image: tf.Tensor, channels: int) -> tf.Tensor:
         # The default is faster and up to three pixel values off.
         return tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
 
-    def other():  # in colour first: TensorFlow makes no grey picture of BMP and GIF
+    def other():  # in color first: TensorFlow does not decode BMP and GIF to gray
         picture = tf.io.decode_image(image, 3, expand_animations=False)
         return _with_channels(tf.ensure_shape(picture, (None, None, 3)), channels)
 
@@ -37,9 +37,9 @@ def _with_channels(image, channels):
     if (found, channels) == (1, 3):
         return tf.image.grayscale_to_rgb(image)
     if (found, channels) == (3, 1):
-        grey = tf.tensordot(tf.cast(image, tf.float32), rand_augment.LUMA[:, None], 1)
-        return tf.cast(grey + 0.5, tf.uint8)
+        gray = tf.tensordot(tf.cast(image, tf.float32), rand_augment.LUMA[:, None], 1)
+        return tf.cast(gray + 0.5, tf.uint8)
     raise ValueError(
-        f"in_channels must be that of the pictures, which have {found} channels, or one of the two "
-        f"be grey and the other RGB. Received: in_channels={channels}"
+        f"in_channels must be that of the images, which have {found} channels, or one of the two "
+        f"be gray and the other RGB. Received: in_channels={channels}"
     )

@@ -1,7 +1,6 @@
-"""What sets of pictures there are, and how they are opened.
+"""Sources of images, and how to open them.
 
-A set that is not there is an error within seconds, which says where it was looked for and how to
-get it.
+A missing dataset is an error within seconds, which says where it was looked for and how to get it.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from keras_vit.train import recipe
 from keras_vit.train.data.splits import IndexedSplit, Split, StreamedSplit
 
 MEMORY_LIMIT = 2**30
-"""Bytes of a TFDS set that is kept in memory; a larger one is read from disk in every epoch."""
+"""Bytes of the largest TFDS set that is kept in memory; others are read in every epoch."""
 PROBE_SECONDS = 3.0
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
@@ -33,7 +32,7 @@ ENDS = {
     b"BM": None,
     b"GIF8": None,
 }
-"""First bytes of a picture's file, and the last ones of a file that is whole, if they say so."""
+"""First bytes of an image file -> the last bytes of a whole one, or None if any."""
 SLICE = re.compile(
     r"(?P<folder>[^\[\]]*)(\[((?P<first>\d{1,2}|100)%)?:((?P<last>\d{1,2}|100)%)?\])?"
 )
@@ -43,37 +42,37 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A set of pictures with its classes."""
+    """A dataset of images with classes."""
 
     name: str
-    """As the recipe states it."""
+    """As in the recipe."""
     labels: tuple[str, ...] | None
-    """Names of the classes; None where the set states none."""
+    """Names of the classes; None if the dataset has none."""
     num_classes: int
     shape: tuple[int | None, int | None, int]
-    """Height, width and channels; None where it differs from picture to picture."""
+    """Height, width and channels; None if it varies between images."""
     train: Split
     test: Split
 
 
 def open_source(data: recipe.Data) -> Source:
-    """The pictures that a recipe states.
+    """Opens the dataset of a recipe.
 
     - `"digits"`: scikit-learn's 1,797 handwritten digits; splits "train" and "test".
-    - `"tfds:NAME"`, `"tfds:NAME/CONFIG"`: any image classification set of TensorFlow Datasets, with
-      its own split strings ("train[:98%]", "train+validation"). `path` is its data_dir. A set of up
-      to 1 GB is kept in memory: any order and any start cost nothing. A larger one is read from its
-      records; a run that resumes reads, but does not decode, what it skips of the epoch.
+    - `"tfds:NAME"`, `"tfds:NAME/CONFIG"`: any image classification set of TensorFlow Datasets,
+      with its own split strings ("train[:98%]", "train+validation"). `path` is its data_dir. One of
+      up to 1 GB is kept in memory, where any order and any start cost nothing. A larger one is
+      read from its records; a resumed run reads, but does not decode, what it skips of the epoch.
     - `"folder"`: `path/train/CLASS/*.jpg` and `path/test/CLASS/*.jpg`, of JPEG, PNG, BMP and GIF
-      (its first picture), in sub-folders of a class too. A folder may be cut in percent: where
-      `path` holds the classes, `train=".[:90%]"` and `test=".[90%:]"` part each class by a
-      hash of the files' names, which is the same everywhere and always.
+      (its first image), also in sub-folders of a class. A folder may be sliced in percent: where
+      `path` holds the classes, `train=".[:90%]"` and `test=".[90%:]"` split each class by a
+      hash of the file names, always in the same way.
 
     Args:
         data: The recipe's `Data`.
 
     Returns:
-        The source. Its splits read nothing yet that has no place in memory.
+        The source. Images that are not kept in memory are not read yet.
     """
     leave_accelerators()  # before TensorFlow makes its first tensor
     kind, _, name = data.source.partition(":")
@@ -151,20 +150,20 @@ def _builder(name: str, path: str | None):
         near = difflib.get_close_matches(name.split("/")[0], sorted(known), n=5)
         hint = f"near: {', '.join(near)}" if near else "see tensorflow.org/datasets/catalog"
         raise ValueError(
-            f"data.source must name a set of TensorFlow Datasets; {hint}. "
+            f"data.source must name a dataset of TensorFlow Datasets; {hint}. "
             f"Received: data.source='tfds:{name}'"
         ) from error
     except ValueError as error:
         configs = tfds.builder_cls(name.split("/")[0].split(":")[0]).builder_configs
-        there = f"it has: {', '.join(configs)}" if configs else "this set has none"
+        there = f"it has: {', '.join(configs)}" if configs else "this one has none"
         raise ValueError(
-            f"data.source must name a configuration or version of the set ({there}). "
+            f"data.source must name a configuration or version of the dataset ({there}). "
             f"Received: data.source='tfds:{name}'"
         ) from error
 
 
 def _features(builder, name: str) -> tuple[str, str]:
-    """Names of the picture and of the class in an example."""
+    """Names of the image and of the class in an example."""
     import tensorflow_datasets as tfds
 
     features = builder.info.features
@@ -173,26 +172,27 @@ def _features(builder, name: str) -> tuple[str, str]:
         right = isinstance(features[image], tfds.features.Image) and isinstance(
             features[label], tfds.features.ClassLabel
         )
-    except (KeyError, TypeError):  # no such feature; features that are no dict
+    except (KeyError, TypeError):  # no such feature, or features that are not a dict
         right = False
     if not (right and features[image].np_dtype == np.uint8):
         raise ValueError(
-            f"data.source must be a set of pictures with one class each. 'tfds:{name}' has: "
+            f"data.source must be a dataset of images with one class each. 'tfds:{name}' has: "
             + " ".join(str(features).split())
         )
     return image, label
 
 
 def prepare(builder) -> None:
-    """Downloads and prepares a set with TFDS' own progress bar, if that can work at all."""
+    """Downloads and prepares a dataset, or raises at once if that cannot work."""
     import tensorflow_datasets as tfds
 
     root, name = _place(builder)
     if reason := _obstacle(builder):
         folder = root / name if (root / name).is_dir() else root
         raise ValueError(
-            f"data.source must be a set that is there or can be fetched. 'tfds:{name}' is not "
-            f"prepared in {builder.data_path} ({folder} has: {_listing(folder)}), and {reason}. "
+            "data.source must be a dataset that is prepared or can be downloaded. "
+            f"'tfds:{name}' is not prepared in {builder.data_path} "
+            f"({folder} has: {_listing(folder)}), and {reason}. "
             f"To prepare it: tfds build {name} --data_dir {root}"
         )
     if not sys.stderr.isatty():
@@ -201,7 +201,7 @@ def prepare(builder) -> None:
 
 
 def _obstacle(builder) -> str | None:
-    """Why a set cannot be downloaded now."""
+    """Why a dataset cannot be downloaded now, or None."""
     if instructions := builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         manual = _place(builder)[0] / "downloads" / "manual"
         if not _entries(manual):
@@ -216,14 +216,14 @@ def _obstacle(builder) -> str | None:
 
 
 def _place(builder) -> tuple[Path, str]:
-    """TFDS' data_dir, and the set's own name in it: "cifar10", "imagenette/160px"."""
+    """TFDS' data_dir, and the name of the dataset in it: "cifar10", "imagenette/160px"."""
     path = Path(builder.data_path).parent  # without the version
     root = path.parents[1] if builder.builder_config else path.parent
     return root, path.relative_to(root).as_posix()
 
 
 def _unreachable(url: str) -> str | None:
-    """What keeps a host from being reached; None if it answers, whatever it says."""
+    """Why a host cannot be reached; None if it answers at all."""
     import requests  # as TFDS does, with its proxies
 
     problem = [f"no answer in {PROBE_SECONDS:g} s"]
@@ -235,7 +235,7 @@ def _unreachable(url: str) -> str | None:
         except requests.RequestException as error:
             problem[0] = type(error).__name__
 
-    # requests' timeout does not cover the search for the host's address: hence the thread.
+    # A thread, because requests' timeout does not cover the DNS lookup.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
@@ -270,7 +270,7 @@ def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Spli
         number = int(open(None).cardinality())
     except ValueError as error:
         raise ValueError(
-            f"data.{field} must have pictures of the splits {', '.join(splits)}. "
+            f"data.{field} must have images of the splits {', '.join(splits)}. "
             f"Received: data.{field}={split!r}"
         ) from error
     first = next(open(None).take(1).as_numpy_iterator())
@@ -278,16 +278,16 @@ def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Spli
         raise ValueError(
             f"data.{field} must be a split with labels. Received: data.{field}={split!r}"
         )
-    # Pictures of one size are kept decoded, others as they are stored.
+    # Images of one size are kept decoded, others encoded.
     size = builder.info.dataset_size if encoded else number * int(np.prod(shape))
-    if not 0 < size <= MEMORY_LIMIT:  # 0: nobody knows
+    if not 0 < size <= MEMORY_LIMIT:  # 0 means unknown
         return StreamedSplit(number, open)
     with tf.device("CPU"):
         examples = open(None).batch(number).get_single_element()
     return IndexedSplit(examples["image"], examples["label"])
 
 
-# -- a folder of pictures
+# -- a folder of images
 
 
 def _open_folder(data: recipe.Data) -> Source:
@@ -309,21 +309,21 @@ def _open_folder(data: recipe.Data) -> Source:
         )
     if empty := [label for label in labels if not parts["train"][label]]:
         raise ValueError(
-            f"data.train must have pictures ({', '.join(SUFFIXES)}) of every class. "
+            f"data.train must have images ({', '.join(SUFFIXES)}) of every class. "
             f"Received: none in {_some(empty)} of {root / data.train}"
         )
     if not any(parts["test"].values()):
-        raise ValueError(f"data.test must have a picture. Received: data.test={data.test!r}")
+        raise ValueError(f"data.test must have an image. Received: data.test={data.test!r}")
     train, test = (_folder_split(part, labels) for part in parts.values())
     return Source("folder", labels, len(labels), (None, None, 3), train, test)
 
 
 def _pictures(root: Path, field: str, split: str) -> dict[str, list[Path]]:
-    """The pictures of each class."""
+    """The images of each class."""
     parsed = SLICE.fullmatch(split)
     if parsed is None:
         raise ValueError(
-            f"data.{field} must be a sub-folder, or one cut in percent as in 'train[:90%]'. "
+            f"data.{field} must be a sub-folder, or a slice of one as in 'train[:90%]'. "
             f"Received: data.{field}={split!r}"
         )
     folder = root / parsed["folder"]
@@ -331,8 +331,8 @@ def _pictures(root: Path, field: str, split: str) -> dict[str, list[Path]]:
     if not classes:
         raise ValueError(
             f"data.{field} must be a folder with one sub-folder a class. "
-            f"Received: data.{field}={split!r}; {root} has: {_listing(root)}. State which of them "
-            f"it is, or, where these are the classes, data.train='.[:90%]' data.test='.[90%:]'"
+            f"Received: data.{field}={split!r}; {root} has: {_listing(root)}. Name one of "
+            f"them, or, if these are the classes, data.train='.[:90%]' data.test='.[90%:]'"
         )
     first, last = int(parsed["first"] or 0), int(parsed["last"] or 100)
     found = {}
@@ -355,15 +355,16 @@ def _folder_split(pictures: dict[str, list[Path]], labels: tuple[str, ...]) -> I
     paths = [path for files in pictures.values() for path in files]
     numbers = [labels.index(label) for label in pictures]
     numbers = np.repeat(numbers, [len(files) for files in pictures.values()])
-    with ThreadPoolExecutor(16) as pool:  # a folder may be far away
+    with ThreadPoolExecutor(16) as pool:  # the folder may be on a network drive
         list(pool.map(_check_picture, paths))
     return IndexedSplit([str(path) for path in paths], numbers, read=_read_picture)
 
 
 def _check_picture(path: Path) -> None:
-    """Raises ValueError for a file that is no picture or was cut off: in training, none is named.
+    """Raises ValueError for a file that is not an image or was cut off.
 
-    Only the two ends are read. Where they leave it open, the picture is decoded.
+    TensorFlow's errors in training do not name the file. Only the two ends of the file are read; if
+    they do not tell, the image is decoded.
     """
     with open(path, "rb") as file:
         start = file.read(8)
@@ -380,7 +381,7 @@ def _check_picture(path: Path) -> None:
         tf.io.decode_image(path.read_bytes(), 3, expand_animations=False)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
-            f"{path} must be a picture that TensorFlow decodes. "
+            f"{path} must be an image that TensorFlow decodes. "
             "It is cut off, damaged or of a rare kind"
         ) from error
 
@@ -389,7 +390,7 @@ def _read_picture(path):
     return tf.io.read_file(path)
 
 
-# -- what messages say
+# -- parts of messages
 
 
 def _entries(folder: Path) -> list[str]:

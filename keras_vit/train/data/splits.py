@@ -1,9 +1,9 @@
-"""The order of samples: a function of (seed, epoch, index), whatever the machine or the process.
+"""Splits of a source, and the order of their samples: a function of (seed, epoch, index).
 
-Sample number g of a run is draw g // repeats; draw d of n pictures is position d % n of permutation
-d // n. Where any picture can be looked up (`IndexedSplit`), the permutation is drawn anew from its
-number, so a run goes on from any sample at no cost and bit for bit. A stream of records
-(`StreamedSplit`) is shuffled by files and in a buffer, and has to read what it skips.
+Sample number g of a run is draw g // repeats; draw d of n images is position d % n of permutation
+d // n. Where any image can be looked up (`IndexedSplit`), the permutation is drawn from its number,
+so a run resumes at any sample at no cost, bit for bit. A stream of records (`StreamedSplit`) is
+shuffled by files and in a buffer, and must read what it skips.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 BLOCK = 64
-SHUFFLE_BUFFER = 8192  # encoded pictures, 0.9 GB of ImageNet's
+SHUFFLE_BUFFER = 8192  # encoded images, 0.9 GB of ImageNet's
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Which samples of each batch a process makes, where several train together.
+    """The samples of each batch that a process makes, when several train together.
 
     Args:
         batch_size: Samples in a batch of all processes.
-        positions: This process' places in it, in its own order.
+        positions: The samples of this process, as positions in the batch, in its own order.
     """
 
     batch_size: int
@@ -31,7 +31,7 @@ class Part:
 
     @classmethod
     def of(cls, batch_size: int, process: int, processes: int) -> "Part":
-        """The part of one of several processes, which get equal ones, in order."""
+        """The part of one of several processes, which get equal parts in order."""
         if batch_size % processes:
             raise ValueError(
                 f"batch_size must be a multiple of the {processes} processes. "
@@ -41,18 +41,18 @@ class Part:
         return cls(batch_size, tuple(range(process * size, (process + 1) * size)))
 
     def padded(self, num_examples: int) -> int:
-        """The samples of whole batches."""
+        """The number of samples, rounded up to whole batches."""
         return -(-num_examples // self.batch_size) * self.batch_size
 
     def take(self, batch):
-        """Its own rows of a batch."""
+        """The rows of a batch that belong to this part."""
         return tf.nest.map_structure(lambda values: tf.gather(values, self.positions), batch)
 
 
 class Split(Protocol):
-    """Pictures with labels. An example is {"image", "label", "number"}.
+    """Images with labels. An example is {"image", "label", "number"}.
 
-    The image is uint8 (H, W, C) or a scalar string, an encoded picture; the label and the number,
+    The image is uint8 (H, W, C) or a scalar string, an encoded image; the label and the number,
     which counts samples from the start of training, are int64.
     """
 
@@ -61,23 +61,23 @@ class Split(Protocol):
     def shuffled(
         self, seed: int, start: int = 0, repeats: int = 1, part: Part | None = None
     ) -> tf.data.Dataset:
-        """Examples without end, in a new order every epoch.
+        """Infinite examples, in a new order every epoch.
 
         Args:
             seed: The order's seed.
-            start: Number of the first sample: what is left of a run that was cut off there.
-            repeats: How often a picture comes, one right after the other. `num_examples` samples
-                are an epoch still, and `repeats` of them show every picture `repeats` times.
+            start: Number of the first sample, where a run resumes.
+            repeats: How often an image comes in a row. An epoch still has `num_examples` samples;
+                `repeats` epochs show every image `repeats` times.
             part: Only these of each batch.
         """
         ...
 
     def ordered(self, part: Part | None = None) -> tf.data.Dataset:
-        """Every example once, in the order they are stored in.
+        """Every example once, in stored order.
 
         Args:
-            part: Only these of each batch. The last batch is filled up from the first, with numbers
-                of `num_examples` and more.
+            part: Only these of each batch. The last batch is padded with the first examples,
+                numbered from `num_examples`.
         """
         ...
 
@@ -85,12 +85,12 @@ class Split(Protocol):
 class IndexedSplit:
     """A split in memory, or on disk as files with known paths.
 
-    Pictures are looked up by the block: one at a time, that takes as long as to crop a small one.
+    Images are looked up in blocks: one at a time takes as long as cropping a small image.
 
     Args:
-        images: uint8 (N, H, W, C), N encoded pictures, or N of what `read` takes.
+        images: uint8 (N, H, W, C), N encoded images, or N of what `read` takes.
         labels: N whole numbers.
-        read: From an entry of `images` to the encoded picture, in TensorFlow.
+        read: TensorFlow function from an entry of `images` to the encoded image.
     """
 
     def __init__(self, images, labels, read: Callable[[tf.Tensor], tf.Tensor] | None = None):
@@ -100,10 +100,10 @@ class IndexedSplit:
         self.read = read
         self.num_examples = len(self.labels)
         if self.num_examples and np.min(self.labels) < 0:
-            raise ValueError("A split must have a label for every picture; this one has none")
+            raise ValueError("A split must have a label for every image; this one has none")
 
     def shuffled(self, seed, start=0, repeats=1, part=None, batch_size=None):
-        """As `Split` has it, or in whole batches."""
+        """See `Split`; with `batch_size`, in whole batches."""
         size = part.batch_size if part else batch_size or BLOCK
         first, skipped = divmod(start, self.num_examples * repeats)
 
@@ -125,7 +125,7 @@ class IndexedSplit:
         return dataset if batch_size else self._one_by_one(dataset)
 
     def ordered(self, part=None, batch_size=None):
-        """As `Split` has it, or in whole batches, the last one partial where there is no part."""
+        """See `Split`; with `batch_size`, in batches, the last one partial without a part."""
         size = part.padded(self.num_examples) if part else self.num_examples
         numbers = tf.data.Dataset.range(size)
         numbers = numbers.batch(part.batch_size if part else batch_size or BLOCK)
@@ -152,8 +152,8 @@ class StreamedSplit:
     """A split that is read from record files.
 
     Args:
-        num_examples: How many there are.
-        open: From the seed of the files' order, or None for the order they are stored in, to one
+        num_examples: Number of examples.
+        open: Function from the seed of the files' order, or None for the stored order, to one
             pass of {"image", "label"}.
     """
 
@@ -162,16 +162,16 @@ class StreamedSplit:
         self.open = open
 
     def shuffled(self, seed, start=0, repeats=1, part=None):
-        """As `Split` has it. It reads, but does not decode, the epoch's samples before `start`.
+        """See `Split`. Reads, but does not decode, the epoch's samples before `start`.
 
-        Nor does it decode those of other processes.
+        The same holds for samples of other processes.
         """
         first, skipped = divmod(start // repeats, self.num_examples)
 
         @tf.autograph.experimental.do_not_convert
         def one_epoch(epoch):
-            # TensorFlow mixes its global seed into every shuffle; a graph's own seed replaces it,
-            # so that the order depends on nothing else. (0 is read as "none" further down.)
+            # TensorFlow mixes its global seed into every shuffle. The graph's own seed replaces it,
+            # so that the order depends on nothing else. (A seed of 0 would mean none below.)
             tf.compat.v1.set_random_seed(1)
             pair = tf.stack([tf.constant(seed, tf.int64), epoch])
             files, buffer = tf.unstack(
@@ -190,7 +190,7 @@ class StreamedSplit:
         return self._part_of(dataset, part)
 
     def ordered(self, part=None):
-        """As `Split` has it."""
+        """See `Split`."""
         dataset = self.open(None)
         if part:
             dataset = dataset.repeat().take(part.padded(self.num_examples))

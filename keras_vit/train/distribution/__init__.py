@@ -1,11 +1,11 @@
-"""Training on whatever there is: one device, all of a machine's, or several machines.
+"""Training on one device, all devices of a machine, or several machines.
 
-    with distribution.scope("auto") as devices:
+    with keras_vit.train.scope("auto") as devices:
         model = keras_vit.vit_b16(num_classes=10)
         model.compile(...)
-        model.fit(batches, epochs=10)      # global batches: each device takes its part
+        model.fit(batches, epochs=10)      # global batches; each device takes its part
 
-Nothing outside of this package asks tf.distribute, keras.distribution or torch.distributed.
+Only this package uses tf.distribute, keras.distribution and torch.distributed.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ __all__ = ["Devices", "scope"]
 
 @contextlib.contextmanager
 def scope(devices: str = "auto") -> Iterator[Devices]:
-    """Makes what is built, compiled and fitted inside run on these devices.
+    """Puts everything that is built, compiled and fitted inside on these devices.
 
     Args:
         devices: "auto" is the cluster that the environment names (TF_CONFIG, Slurm, torchrun,
             KERAS_DISTRIBUTION_*), or else all local accelerators, or else the CPU. "one" is one
-            device. "all" is all local devices of the best kind, logical CPUs too. "model:4" cuts
-            the weights into 4, on JAX, and the batch over what devices are left.
+            device. "all" is all local devices of the best kind, logical CPUs too. "model:4" splits
+            the weights over 4 devices, on JAX, and the batch over the groups of 4.
 
     Yields:
         The `Devices`.
@@ -42,15 +42,15 @@ def scope(devices: str = "auto") -> Iterator[Devices]:
     parts = int(found[1]) if found[1] else 1
     if found[1] and backend != "jax":
         raise ValueError(
-            f'devices must be "auto", "one" or "all" on {backend}: only JAX cuts weights. '
+            f'devices must be "auto", "one" or "all" on {backend}: only JAX splits weights. '
             f"Received: devices={devices!r}"
         )
-    several = None if devices == "one" else cluster.find(backend)
+    peers = None if devices == "one" else cluster.find_cluster(backend)
     if backend == "tensorflow":
         from keras_vit.train.distribution import tensorflow as backend_
     elif backend == "jax":
         from keras_vit.train.distribution import jax as backend_
     else:
         from keras_vit.train.distribution import torch as backend_
-    with backend_.scope(devices, several, parts) as made:
+    with backend_.scope(devices, peers, parts) as made:
         yield made

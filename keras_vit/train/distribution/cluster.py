@@ -1,4 +1,4 @@
-"""The processes that train together, as the environment names them, checked before they meet."""
+"""The processes that train together, read from the environment and checked before they connect."""
 
 import dataclasses
 import errno
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 START, PEER, WAIT = (f"DISTRIBUTION_{name}_SECONDS" for name in ("START", "PEER", "WAIT"))
 SECONDS = {START: 300, PEER: 30, WAIT: 600}
-"""How long all processes are waited for at the beginning, one without a sign of life later, and one
-that lives and does not come, for it may write a file meanwhile."""
+"""Seconds to wait for all processes at the start, later for one without a heartbeat, and for one
+that is alive but does not reach a step, as while it writes a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Cluster:
 
     Args:
         addresses: "host:port" of each; or of the first alone, where the others need none.
-        processes: How many there are.
-        process: The number of this one.
-        named_by: The variable that said so, for messages.
+        processes: Number of processes.
+        process: Number of this process.
+        named_by: The variable that named them, for messages.
         local: Number of this process on its own machine.
     """
 
@@ -33,10 +33,10 @@ class Cluster:
     local: int = 0
 
 
-def find(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The cluster that the environment names, or None where it names none.
+def find_cluster(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster | None:
+    """The cluster that the environment names, or None.
 
-    Looked for: torchrun's variables on torch, TF_CONFIG on TensorFlow, KERAS_DISTRIBUTION_* on JAX,
+    Read are torchrun's variables on torch, TF_CONFIG on TensorFlow, KERAS_DISTRIBUTION_* on JAX,
     and Slurm's on each of them.
 
     Args:
@@ -55,7 +55,7 @@ def find(backend: str, environment: Mapping[str, str] = os.environ) -> Cluster |
 
 
 def seconds(name: str, environment: Mapping[str, str] = os.environ) -> int:
-    """What the environment says of a time: `START`, `PEER` or `WAIT`."""
+    """A time limit, from the environment or its default: `START`, `PEER` or `WAIT`."""
     text = environment.get(name) or str(SECONDS[name])
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{name} must be a number of seconds. Received: {name}={text!r}")
@@ -63,7 +63,7 @@ def seconds(name: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def check_port(cluster: Cluster) -> None:
-    """Raises where the port that this process is to serve is taken."""
+    """Raises if the port that this process must serve is in use."""
     if cluster.process >= len(cluster.addresses):
         return
     address = cluster.addresses[cluster.process]
@@ -141,7 +141,7 @@ def _torchrun(environment):
 
 
 def _slurm(environment):
-    """One process a task of a job step, as `srun` starts them."""
+    """One process per task of a job step, as `srun` starts them."""
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1" or "SLURM_PROCID" not in environment:
         return None
     names = ("STEP_NUM_TASKS", "PROCID", "LOCALID", "NODEID", "JOB_ID", "STEP_ID")
@@ -156,17 +156,17 @@ def _slurm(environment):
             f"{processes} tasks. Received: {environment.get('SLURM_STEP_NODELIST')}, "
             f"{environment.get('SLURM_STEP_TASKS_PER_NODE')}"
         )
-    # Nothing says on which node a task of another node is, but for blocks. SLURM_DISTRIBUTION is no
-    # help: it may be "cyclic" where that is the same.
+    # Slurm does not tell the nodes of other tasks; with blocks they follow from the numbers.
+    # SLURM_DISTRIBUTION does not help: it may be "cyclic" where that is the same.
     block = ",".join(str(n) for n in range(sum(tasks[:node]), sum(tasks[: node + 1])))
     given = environment.get("SLURM_GTIDS", block)
     if given != block:
         raise ValueError(
-            "srun must deal the tasks out in blocks, --distribution=block. Received: tasks "
+            "srun must distribute the tasks in blocks, --distribution=block. Received: tasks "
             f"{given} on node {node}, which are {block} in blocks"
         )
-    # Ports of this step's own, for others may run on the same machines; and below those that Linux
-    # gives to outgoing connections.
+    # Ports of this step, as others may run on the same machines, below the range that Linux uses
+    # for outgoing connections.
     first = 20000 + 16 * ((job + 101 * step) % 790)
     addresses = [
         f"{host}:{first + i}" for host, n in zip(hosts, tasks, strict=True) for i in range(n)
@@ -220,7 +220,7 @@ def _checked(addresses, processes, process, named_by, local=None):
             f"{named_by} must be from 0 to {processes - 1}, with {processes} processes. "
             f"Received: {process}"
         )
-    if local is None:  # those before it on its machine, where all are named
+    if local is None:  # count those before it on its machine, if all are named
         hosts = [address.rpartition(":")[0] for address in addresses]
         local = hosts[:process].count(hosts[process]) if len(hosts) == processes else 0
     return Cluster(tuple(addresses), processes, process, named_by, local)

@@ -1,4 +1,4 @@
-"""What a run trains on: one device, or several that compute together what one would."""
+"""What a run trains on: one device, or several that together compute what one would."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ import numpy as np
 class Devices:
     """One device, and the parent class of several. `keras_vit.train.scope` makes it.
 
-    A global batch is cut into `replicas` equal parts, in order. With several processes, each one
+    A global batch is split into `replicas` equal parts, in order. With several processes, each one
     holds the parts of its own devices.
 
     Args:
         names: Devices of this process that compute; None is the one that Keras uses.
-        replicas: Parts that a global batch is cut into, over all processes.
-        processes: How many there are.
-        process: The number of this one. Number 0 writes files and prints.
+        replicas: Parts of a global batch, over all processes.
+        processes: Number of processes.
+        process: Number of this process. Process 0 writes files and prints.
     """
 
     kind = "one device"
@@ -48,7 +48,7 @@ class Devices:
         return self.process == 0
 
     def check_batch(self, batch_size: int, name: str = "batch_size") -> None:
-        """Raises where a global batch cannot be cut into equal parts."""
+        """Raises if a global batch cannot be split into equal parts."""
         if batch_size % self.replicas:
             raise ValueError(
                 f"{name} must be a multiple of the {self.replicas} devices. "
@@ -56,43 +56,43 @@ class Devices:
             )
 
     def jit_compile(self, setting: bool | None = None) -> bool | str:
-        """What `compile` gets for `jit_compile`; None is the right choice for these devices."""
+        """The `jit_compile` for `compile`; None chooses for these devices."""
         return jit_compile(setting)
 
     def optimizer(self, make: Callable[[], keras.optimizers.Optimizer], precision: str) -> Any:
-        """What `make()` returns, so that it does here what it does on one device.
+        """The optimizer of `make()`, changed if needed to compute the same as on one device.
 
         Args:
-            make: Makes the optimiser.
-            precision: The name of the model's dtype policy: under "mixed_float16" the loss is
+            make: Makes the optimizer.
+            precision: The name of the model's dtype policy: with "mixed_float16" the loss is
                 scaled.
         """
         del precision  # `compile` scales the loss by itself
         return make()
 
     def prepare(self, model: keras.Model) -> None:
-        """What has to be done once a model is built and compiled, before `fit`."""
+        """Call once a model is built and compiled, before `fit`."""
 
     def distribute(self, dataset: Any) -> Any:
-        """What `fit` takes, from a dataset of this process' part of each global batch.
+        """Converts a dataset of this process' part of each global batch into the data for `fit`.
 
-        A dataset of whole global batches goes to `fit` as it is, on every kind of devices.
+        A dataset of whole global batches is passed to `fit` directly.
         """
         return dataset
 
     def gather(self, values: np.ndarray) -> np.ndarray:
-        """The arrays of all processes, which have one shape and dtype, stacked by process.
+        """The arrays of all processes, of one shape and dtype, stacked by process.
 
-        Every process must call it, and each waits for the others.
+        Every process must call it, and waits for the others.
         """
         return np.asarray(values)[None]
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, what is made is this process' own: a copy of the model that one of them saves."""
+        """Context for what one process does alone, such as saving a copy of the model."""
         return contextlib.nullcontext()
 
     def barrier(self) -> None:
-        """Waits until every process has come here."""
+        """Waits until every process has called it."""
         self.gather(np.zeros((), "int32"))
 
     def __str__(self):
@@ -105,7 +105,7 @@ class Devices:
 
 
 def in_replica() -> bool:
-    """Whether this is a replica of tf.distribute, which updates weights one by one."""
+    """Whether this runs in a replica of tf.distribute, which updates weights one by one."""
     if keras.backend.backend() != "tensorflow":
         return False
     import tensorflow as tf
@@ -114,9 +114,9 @@ def in_replica() -> bool:
 
 
 def jit_compile(setting: bool | None = None) -> bool | str:
-    """What `compile` gets: the setting, or Keras' own choice but for TensorFlow on a CPU.
+    """The `jit_compile` for `compile`: the setting, or Keras' choice.
 
-    XLA is slower there.
+    TensorFlow on a CPU is an exception: XLA is slower there, so it is off.
     """
     if setting is not None:
         return setting
@@ -125,7 +125,7 @@ def jit_compile(setting: bool | None = None) -> bool | str:
 
 
 def accelerators() -> list[str]:
-    """GPUs and TPUs of this machine that the backend of Keras sees."""
+    """GPUs and TPUs of this machine that Keras' backend sees."""
     name = keras.backend.backend()
     if name == "tensorflow":
         import tensorflow as tf
@@ -141,5 +141,5 @@ def accelerators() -> list[str]:
 
 
 def cpu() -> str:
-    """What to call the CPU in a log."""
+    """The name of the CPU in logs."""
     return f"{os.cpu_count()} CPU cores ({platform.machine()})"

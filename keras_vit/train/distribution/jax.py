@@ -1,14 +1,14 @@
-"""JAX: data parallel, and weights cut over devices, with `keras.distribution`.
+"""JAX: data parallel, and weights split over devices, with `keras.distribution`.
 
-A worker that dies ends the others: at once where they exchange values over the network with it
-(CPUs), and wherever they wait after `DISTRIBUTION_PEER_SECONDS` (30) without a sign of life. The
-scope raises a `ConnectionError` where JAX raises anything; otherwise JAX writes why, and aborts the
-process. Where process 0 ends itself (`sys.exit`, as after SIGTERM), the others end with its code.
-One that never comes is waited for `DISTRIBUTION_START_SECONDS` (300), one that does not come to the
-end of the scope `DISTRIBUTION_WAIT_SECONDS` (600). In a step JAX waits for ever for one that lives.
+A worker that dies ends the others: at once if they exchange values with it over the network (CPUs),
+otherwise after `DISTRIBUTION_PEER_SECONDS` (30) without a heartbeat. The scope raises a
+`ConnectionError` if JAX raises an error; otherwise JAX logs the reason and aborts the process. If
+process 0 ends itself (`sys.exit`, as after SIGTERM), the others end with its code. The processes
+wait `DISTRIBUTION_START_SECONDS` (300) for all to start, and `DISTRIBUTION_WAIT_SECONDS` (600) for
+all to reach the end of the scope. In a step, JAX waits forever for a process that is alive.
 
-After a scope was left by an exception, the process ends with exit code 1, also where the program
-has caught it, unless another scope came to its end.
+After an exception has left a scope, the process ends with exit code 1, even if the program caught
+it, unless a later scope was completed.
 """
 
 import atexit
@@ -32,36 +32,36 @@ from keras.src.backend.jax import distribution_lib
 
 from keras_vit.train.distribution import cluster, model_parallel
 from keras_vit.train.distribution.devices import Devices
-from keras_vit.train.distribution.jax_batches import Cut, feeding
+from keras_vit.train.distribution.jax_batches import SplitBatches, feeding
 
 logger = logging.getLogger(__name__)
 
 END_SECONDS = 3600
-"""How long it does at its own end, for they may have reports to write."""
+"""Seconds to wait for the others at the end: they may be writing reports."""
 LISTEN_SECONDS = 0.5
-"""How often a process looks whether the first one has ended itself."""
+"""Seconds between two checks whether process 0 has ended itself."""
 
-# What JAX says, of several types, when another process is gone.
+# In JAX's errors, of several types, when another process is gone.
 _LOST = re.compile(r"gloo|nccl|coordination ?service|heartbeat", re.IGNORECASE)
-_failed: list[int] = []  # the code that a process which failed ends with
-_orderly: list[bool] = []  # that process 0 does so by `sys.exit`
-_over = threading.Event()  # this process ends
-_WORD = "the code that process 0 ends itself with"
-_left = itertools.count()  # scopes of several processes
+_failed: list[int] = []  # exit codes of this process, if it failed
+_orderly: list[bool] = []  # whether process 0 ended by `sys.exit`
+_over = threading.Event()  # this process is ending
+_EXIT_KEY = "the code that process 0 ends itself with"
+_left = itertools.count()  # numbers the scopes of several processes
 
 
 @contextlib.contextmanager
-def scope(devices: str, several: cluster.Cluster | None, parts: int) -> Iterator["JaxDevices"]:
+def scope(devices: str, peers: cluster.Cluster | None, parts: int) -> Iterator["JaxDevices"]:
     """As `keras_vit.train.scope`; `parts` is the N of "model:N"."""
-    if several:
-        _join(several)
+    if peers:
+        _join(peers)
     made = _choose(devices, parts)
     try:
         with _set(made.distribution):
             yield made
             if made.processes > 1:
                 _wait_for_all(made)
-        _failed.clear()  # what an earlier scope raised has been dealt with
+        _failed.clear()  # an earlier scope's exception has been handled
         _orderly.clear()
     except BaseException as error:
         if made.processes > 1:
@@ -69,7 +69,7 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int) -> Iterator
         if made.processes > 1 and isinstance(error, Exception) and _LOST.search(str(error)):
             raise ConnectionError(
                 f"process {made.process} of {made.processes} lost another one, which has ended or "
-                "cannot be reached: what happened to it is in its own log"
+                "cannot be reached: see its own log"
             ) from error
         raise
 
@@ -78,9 +78,9 @@ class JaxDevices(Devices):
     """Devices of JAX.
 
     Args:
-        names: As of `Devices`, and so on.
-        distribution: What Keras knows it as; None is one device.
-        parts: Devices over which a copy of the weights is cut.
+        names: See `Devices`; also the next three.
+        distribution: Keras' distribution; None is one device.
+        parts: Devices over which a copy of the weights is split.
     """
 
     def __init__(self, names, replicas=1, processes=1, process=0, distribution=None, parts=1):
@@ -93,21 +93,21 @@ class JaxDevices(Devices):
     def jit_compile(self, setting=None):
         if setting is False and self.processes > 1:
             raise ValueError(
-                "jit_compile must not be False with several processes: what JAX does not compile "
-                "it cannot compute together. Received: jit_compile=False"
+                "jit_compile must not be False with several processes: JAX computes together only "
+                "what it compiles. Received: jit_compile=False"
             )
         return super().jit_compile(setting)
 
     def prepare(self, model):
-        """Builds the optimiser, checks the layout, and makes `predict` return whole arrays.
+        """Builds the optimizer, checks the layout, and makes `predict` return whole arrays.
 
-        With several processes `predict` returns the predictions of all of them on each one.
+        With several processes, `predict` returns the predictions of all in each one.
         """
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         if self.parts > 1:
-            model_parallel.check(model, self.distribution.device_mesh)
+            model_parallel.check_layouts(model, self.distribution.device_mesh)
         if self.processes > 1:
             _predict_whole(model, self.distribution.device_mesh)
 
@@ -120,16 +120,15 @@ class JaxDevices(Devices):
         values = np.asarray(values)
         if self.processes == 1:
             return values[None]
-        # As bytes: JAX would make int64 int32.
+        # As bytes, because JAX would convert int64 to int32.
         parts = multihost_utils.process_allgather(values.reshape(-1).view("uint8"))
         return np.asarray(parts).reshape(-1).view(values.dtype).reshape(-1, *values.shape)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """What is built inside is this process' own, on its first device.
+        """Puts what is built inside on the first device of this process alone.
 
-        For what one process does and the others do not: to make a copy of the model, to save and to
-        read it, to predict with it.
+        For what only one process does: copying the model, saving, loading, predicting.
         """
         with _set(None):
             yield
@@ -140,11 +139,11 @@ class JaxDevices(Devices):
         return super().__str__()
 
 
-class _DataParallel(Cut, keras.distribution.DataParallel):
+class _DataParallel(SplitBatches, keras.distribution.DataParallel):
     pass
 
 
-class _ModelParallel(Cut, model_parallel.ModelParallel):
+class _ModelParallel(SplitBatches, model_parallel.ModelParallel):
     pass
 
 
@@ -162,7 +161,7 @@ def _choose(devices, parts):
             f'devices must be "model:N" with an N that divides the {len(local)} devices of a '
             f'process. Received: devices="model:{parts}"'
         )
-    # The devices of a process stand together: it holds a row of parts.
+    # The devices of a process are adjacent, so that it holds a row of parts.
     together = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     replicas = len(together) // parts
     if parts == 1:
@@ -179,7 +178,7 @@ def _choose(devices, parts):
 
 
 def _name(device):
-    number = device.local_hardware_id  # `id` counts on over processes, by thousands
+    number = device.local_hardware_id  # `id` continues across processes, by thousands
     return f"{device.platform}:{number}" if device.platform == "cpu" else device.device_kind
 
 
@@ -195,7 +194,7 @@ def _set(distribution):
 
 
 def _predict_whole(model, mesh):
-    """Gives every process all predictions; Keras would fail to read those of the others."""
+    """Gives every process all predictions; Keras fails to read those of the others."""
     everywhere = jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec())
     step = type(model).predict_step
 
@@ -209,26 +208,26 @@ def _predict_whole(model, mesh):
 # -- several processes
 
 
-def _join(several):
-    """Meets the other processes.
+def _join(peers):
+    """Connects to the other processes.
 
-    Deviation: not by `keras.distribution.initialize`, which cannot be told how long to wait.
+    Deviation: not by `keras.distribution.initialize`, which has no timeout argument.
     """
-    # JAX would take SIGTERM for itself, and a process that nobody prepared for it would live on.
+    # Otherwise JAX handles SIGTERM itself, and a process without a handler would survive it.
     jax.config.update("jax_enable_preemption_service", False)
     if not jax.distributed.is_initialized():
-        if several.process == 0:
-            cluster.check_port(several)
+        if peers.process == 0:
+            cluster.check_port(peers)
         start = cluster.seconds(cluster.START)
-        waiting = threading.Timer(start, _give_up, [several, start])
+        waiting = threading.Timer(start, _give_up, [peers, start])
         waiting.daemon = True
         waiting.start()
         try:
             jax.distributed.initialize(
-                several.addresses[0],
-                several.processes,
-                several.process,
-                _local_device_ids(several),
+                peers.addresses[0],
+                peers.processes,
+                peers.process,
+                _local_device_ids(peers),
                 cluster_detection_method="deactivate",
                 initialization_timeout=start,
                 heartbeat_timeout_seconds=cluster.seconds(cluster.PEER),
@@ -244,41 +243,41 @@ def _join(several):
         finally:
             waiting.cancel()
         atexit.register(_leave)
-        if several.process:
-            threading.Thread(target=_listen, args=[several], daemon=True).start()
-        distribution_lib.initialize_rng()  # one seed for all, unless the user has set one
-    if (jax.process_count(), jax.process_index()) != (several.processes, several.process):
+        if peers.process:
+            threading.Thread(target=_listen, args=[peers], daemon=True).start()
+        distribution_lib.initialize_rng()  # one seed for all processes, unless the user has set one
+    if (jax.process_count(), jax.process_index()) != (peers.processes, peers.process):
         raise ValueError(
-            f"{several.named_by} must name the processes that JAX knows: this is process "
+            f"{peers.named_by} must name the processes that JAX knows: this is process "
             f"{jax.process_index()} of {jax.process_count()}. "
-            f"Received: process {several.process} of {several.processes}"
+            f"Received: process {peers.process} of {peers.processes}"
         )
 
 
-def _local_device_ids(several, environment: Mapping[str, str] = os.environ) -> Any:
-    """The one GPU of a process that shares its machine with others; else None, which is all."""
-    hosts = [address.rpartition(":")[0] for address in several.addresses]
-    if len(hosts) != several.processes or hosts.count(hosts[several.process]) == 1:
+def _local_device_ids(peers, environment: Mapping[str, str] = os.environ) -> Any:
+    """The GPU of a process that shares its machine with others; None means all GPUs."""
+    hosts = [address.rpartition(":")[0] for address in peers.addresses]
+    if len(hosts) != peers.processes or hosts.count(hosts[peers.process]) == 1:
         return None
     bound = environment.get("CUDA_VISIBLE_DEVICES", "")
     if bound and "," not in bound:  # Slurm gave each task a GPU of its own
         return None
-    return [several.local]
+    return [peers.local]
 
 
-def _give_up(several, start):
-    """Ends a process whose peers do not come: JAX would abort it, after twice the time."""
+def _give_up(peers, start):
+    """Ends a process whose peers do not start: JAX would abort it, after twice the time."""
     logger.critical(
-        "process %d of %d did not meet all others at %s within %d seconds: one was not started, or "
-        "cannot be reached, or ended; this one ends",
-        *(several.process, several.processes, several.addresses[0], start),
+        "process %d of %d did not meet all others at %s within %d seconds: one was not started, "
+        "cannot be reached, or has ended. This process ends",
+        *(peers.process, peers.processes, peers.addresses[0], start),
     )
     _failed.append(1)
     _leave()
 
 
 def _wait_for_all(devices):
-    """Notices a process that did not take part to the end: the others would wait for it."""
+    """Raises if a process does not reach the end of the scope: the others would wait for it."""
     seconds, most = cluster.seconds(cluster.PEER), cluster.seconds(cluster.WAIT)
     says = "process %d of %d has waited %d seconds for another one at the end of the scope"
     told = (says, devices.process, devices.processes, seconds)
@@ -290,49 +289,50 @@ def _wait_for_all(devices):
     except jax.errors.JaxRuntimeError as error:
         raise ConnectionError(
             f"process {devices.process} of {devices.processes} is at the end of the scope, and "
-            f"another one did not come to it within {most} seconds ({cluster.WAIT})"
+            f"another one did not reach it within {most} seconds ({cluster.WAIT})"
         ) from error
     finally:
         waiting.cancel()
 
 
 def _note(error, devices):
-    """Notes how this process ends."""
+    """Records how this process ends."""
     code = (error.code or 0) if isinstance(error, SystemExit) else 1
     _failed.append(code if isinstance(code, int) else 1)
     if isinstance(error, SystemExit) and devices.is_chief:
         _orderly.append(True)
 
 
-def _listen(several):
-    """Ends this process where process 0 says that it does: JAX would abort it, or raise, or wait.
+def _listen(peers):
+    """Ends this process when process 0 announces its end.
 
-    Whichever comes first, so that nobody could tell the end of a run from the death of a process.
+    JAX would abort it, raise, or wait, and the end of a run would look like the death of a process.
     """
     while not _over.wait(LISTEN_SECONDS):
         try:
-            code = int(global_state.client.key_value_try_get(_WORD))
-        except jax.errors.JaxRuntimeError:  # it has not said anything
+            code = int(global_state.client.key_value_try_get(_EXIT_KEY))
+        except jax.errors.JaxRuntimeError:  # nothing announced yet
             continue
         logger.critical(
             "process 0 ended itself with code %d, and so does process %d of %d",
-            *(code, several.process, several.processes),
+            *(code, peers.process, peers.processes),
         )
         _failed.insert(0, code)
         _leave()
 
 
 def _leave():
-    """Ends a process that failed without JAX's farewell, for which the others would be waited."""
+    """Ends a failed process without JAX's shutdown, which would wait for the others."""
     _over.set()
     if _orderly:
         if _failed[0]:
-            global_state.client.key_value_set(_WORD, str(_failed[0]))
-        time.sleep(4 * LISTEN_SECONDS)  # JAX ends the others when this process is gone
+            global_state.client.key_value_set(_EXIT_KEY, str(_failed[0]))
+        # Lets the others end first: JAX aborts them when this process is gone.
+        time.sleep(4 * LISTEN_SECONDS)
     if _failed:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_failed[0])
-    # JAX itself would wait 300 seconds, and then abort all of them.
+    # JAX itself would wait 300 seconds and then abort all processes.
     global_state.client.wait_at_barrier("ended", END_SECONDS * 1000)

@@ -1,4 +1,4 @@
-"""From what `fit` is given to arrays on the devices of JAX, in one process or several."""
+"""Puts the data of `fit` on the devices of JAX, in one process or several."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from keras.src.backend.jax import distribution_lib
 from keras.src.backend.jax.trainer import JAXEpochIterator
 
-# Where Keras does it.
+# The functions of Keras that are replaced.
 _PLACES = (
     (distribution_lib, "distribute_data_input"),
     (JAXEpochIterator, "_get_distributed_iterator"),
@@ -22,13 +22,13 @@ _PLACES = (
 _FEED, _BATCHES = (getattr(*place) for place in _PLACES)
 
 
-class Cut:
-    """Before a distribution of Keras: how batches come to its devices, of one process or several.
+class SplitBatches:
+    """Mixed into a Keras distribution: splits batches over its devices.
 
-    Deviation: in several processes Keras takes tf.data alone, of which it cuts whole batches as
-    well, but loses their number, and gives processes unlike parts of a last one that is smaller.
-    Here each process has the whole batch of any data, and gives its devices their parts of it; but
-    of a dataset in `own`, which holds the part of this process only.
+    Deviation: with several processes Keras takes only tf.data. It splits whole batches too, but
+    loses their number, and gives processes unequal parts of a smaller last batch. Here each process
+    has the whole batch of any data, and gives its devices their parts. Datasets in `own` hold only
+    the part of this process.
     """
 
     def __init__(self, *args, **kwargs):
@@ -37,16 +37,16 @@ class Cut:
         self.auto_shard_dataset = False
 
     def is_own(self, dataset: Any) -> bool:
-        """Whether a dataset, or what it was made of, holds the part of this process."""
+        """Whether a dataset, or the one it was made from, holds only the part of this process."""
         while dataset is not None and dataset not in self.own:
             dataset = getattr(dataset, "_input_dataset", None)  # Keras maps it for class_weight
         return dataset is not None
 
     def feed(self, values: Any, layout: Any = None, batch_dim_name: Any = None, own: bool = False):
-        """Gives each device its part of an array; or all of one that cannot be cut evenly.
+        """Gives each device its part of an array, or all of it if it cannot be split evenly.
 
-        Deviation: Keras raises an IndivisibleError then, such as for the last batch of arrays. With
-        the whole batch each device computes the same, which is right, only slower.
+        Deviation: Keras raises an IndivisibleError then, as for the last batch of arrays. With the
+        whole batch each device computes the same, which is right but slower.
         """
         if values is None:
             return None
@@ -67,7 +67,7 @@ class Cut:
         return jax.make_array_from_callback(values.shape, layout, lambda index: values[index])
 
     def batches(self, adapter: Any) -> Iterator[Any]:
-        """The batches of Keras' adapter of some data, on the devices."""
+        """The batches of Keras' data adapter, on the devices."""
         own = self.is_own(getattr(adapter, "_dataset", None))
         for number, batch in enumerate(adapter.get_jax_iterator()):
             if number == 0 and self.num_processes > 1 and not own:
@@ -75,7 +75,7 @@ class Cut:
             yield keras.tree.map_structure(functools.partial(self.feed, own=own), batch)
 
     def _check_same(self, batch):
-        """Raises in every process where they do not begin with one batch."""
+        """Raises in every process if their first batches differ."""
         mark = 0
         for values in keras.tree.flatten(batch):
             if values is not None:
@@ -83,7 +83,7 @@ class Cut:
         if np.any(multihost_utils.process_allgather(np.uint32(mark)) != mark):
             raise ValueError(
                 "a batch must be the same in all processes, each takes its part of it. Received: "
-                "others. Shuffle with one seed, or give each process its part, with "
+                "different ones. Shuffle with one seed, or give each process its part, with "
                 "devices.distribute"
             )
 
@@ -95,10 +95,10 @@ class Cut:
 
 @contextlib.contextmanager
 def feeding(distribution: Any) -> Iterator[None]:
-    """Has Keras feed its models in the way of a distribution; None, or another one, in its own."""
+    """Makes Keras feed its models by a `SplitBatches`. For other distributions nothing changes."""
     former = [getattr(*place) for place in _PLACES]
     new = (_FEED, _BATCHES)
-    if isinstance(distribution, Cut):
+    if isinstance(distribution, SplitBatches):
         new = distribution.feed, lambda self, distribution: distribution.batches(self.data_adapter)
     for place, function in zip(_PLACES, new, strict=True):
         setattr(*place, function)

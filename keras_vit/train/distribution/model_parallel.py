@@ -1,16 +1,16 @@
-"""How the weights of a ViT are cut over devices (Megatron-LM, arXiv 1909.08053, section 3).
+"""Model parallelism on JAX: how a ViT's weights are split (Megatron-LM, arXiv 1909.08053, sec. 3).
 
-Attention is cut by heads, the MLP by its hidden units: the first product of each pair gives every
+Attention is split by heads, the MLP by its hidden units: the first product of each pair gives every
 device columns of its own, the second one takes them as rows, and a branch costs one all-reduce. The
-residual stream stays whole. The embeddings are cut by the width, the pre-logits by their units, and
-the head by its inputs, so that any number of classes will do. What is left is small: biases of what
-is summed, norms, tokens.
+residual stream stays whole. The embeddings are split by the width, the pre-logits by their units,
+and the head by its inputs, so that any number of classes will do. The rest is small and stays
+whole: norms, tokens, and the biases of what is summed.
 
     mesh = keras.distribution.DeviceMesh((2, 4), ("batch", "model"))
     keras.distribution.set_distribution(ModelParallel(mesh))
     model = keras_vit.vit_b16()
     model.compile(...)
-    check(model, mesh)
+    check_layouts(model, mesh)
 """
 
 import math
@@ -24,11 +24,11 @@ import keras_vit
 
 BATCH, MODEL = "batch", "model"
 WHOLE = 2**16
-"""Values of the largest variable that every device may have in full."""
+"""Size of the largest variable that every device may hold in full."""
 
 _BLOCK = r"(?:.*/)?encoder_block_\d+/"
 _HEADS, _HIDDEN, _UNITS = "num_heads", "mlp_dim", "representation_size"
-# Path of a weight -> its axes, and the field of the config that the axis which is cut belongs to.
+# Path of a weight -> its axes, and the config field of the axis that is split.
 _RULES = {
     _BLOCK + "attention/(?:query|key|value)/kernel": ((None, MODEL, None), _HEADS),  # (D, h, d)
     _BLOCK + "attention/(?:query|key|value)/bias": ((MODEL, None), _HEADS),  # (h, d)
@@ -49,7 +49,7 @@ _RULES = {
 
 
 def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.LayoutMap:
-    """Keras' map from the paths of weights to their layouts; what it does not name stays whole.
+    """Keras' map from the paths of weights to their layouts; other weights stay whole.
 
     Args:
         mesh: Has axes "batch" and "model".
@@ -57,13 +57,13 @@ def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.Layout
     layouts = keras.distribution.LayoutMap(mesh)
     for pattern, (axes, _) in _RULES.items():
         layouts[pattern] = axes
-    # Cut embeddings would leave the residual stream cut as well.
+    # Otherwise the residual stream would be split like the embeddings.
     layouts["(?:.*/)?position_embedding/output"] = (BATCH, None, None)
     return layouts
 
 
 class ModelParallel(keras.distribution.ModelParallel):
-    """Keras' distribution of that name, with the layouts of this file.
+    """Keras' `ModelParallel` with the layouts of this file.
 
     Args:
         mesh: Has axes "batch" and "model".
@@ -87,20 +87,22 @@ class ModelParallel(keras.distribution.ModelParallel):
         return layout
 
     def get_tensor_layout(self, path):
-        # Called outside of a compiled step, a model may get any number of images: JAX could not cut
-        # three of them for two devices there.
+        # Outside a compiled step a model may be called on any number of images, and JAX cannot
+        # split three images over two devices.
         return super().get_tensor_layout(path) if jax_utils.is_in_jax_tracing_scope() else None
 
 
-def check(model: keras.Model, mesh: keras.distribution.DeviceMesh, whole: int = WHOLE) -> None:
-    """Raises where a rule for this model fits no weight, or anything large is not cut.
+def check_layouts(
+    model: keras.Model, mesh: keras.distribution.DeviceMesh, whole: int = WHOLE
+) -> None:
+    """Raises if a rule for this model fits no weight, or anything large is not split.
 
-    The state of the optimiser is looked at too: moments, averages, sums of gradients.
+    The state of the optimizer is checked too: moments, averages, sums of gradients.
 
     Args:
-        model: A built and compiled `ViT`, or another model, whose weights alone say what fits.
-        mesh: What it was built on.
-        whole: Values of the largest variable that every device may have in full.
+        model: A built and compiled `ViT`. For other models only the sizes are checked.
+        mesh: The mesh that it was built on.
+        whole: Size of the largest variable that every device may hold in full.
     """
     paths = [weight.path for weight in model.weights]
     if isinstance(getattr(model, "config", None), keras_vit.ViTConfig):
@@ -112,17 +114,17 @@ def check(model: keras.Model, mesh: keras.distribution.DeviceMesh, whole: int = 
             )
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer else ())]
-    if left := uncut(variables, _parts(mesh), whole):
+    if left := unsplit(variables, _parts(mesh), whole):
         names = ", ".join(f"{v.path} {tuple(v.shape)}" for v in left)
         raise ValueError(
-            f"Variables of more than {whole:,} values must be cut over the {_parts(mesh)} devices "
-            f"that share the weights. Received: {names}"
+            f"Variables of more than {whole:,} values must be split over the {_parts(mesh)} "
+            f"devices that share the weights. Received: {names}"
         )
 
 
 def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
-    """Patterns of `layout_map` that fit a weight of a model with this config."""
-    absent = ["lora_kernel"]  # these come and go
+    """Patterns of `layout_map` that must fit a weight of a model with this config."""
+    absent = ["lora_kernel"]  # adapters are optional
     if not config.qkv_bias:
         absent.append("value)/bias")
     if config.position_embedding != "learned":
@@ -134,8 +136,8 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     return [pattern for pattern in _RULES if not any(word in pattern for word in absent)]
 
 
-def uncut(variables: Sequence[keras.Variable], parts: int, whole: int) -> list[keras.Variable]:
-    """Variables of more than `whole` values of which a device holds more than one of `parts`."""
+def unsplit(variables: Sequence[keras.Variable], parts: int, whole: int) -> list[keras.Variable]:
+    """Variables of more than `whole` values of which a device holds more than its share."""
     return [
         variable
         for variable in variables

@@ -1,11 +1,11 @@
-"""TensorFlow on several devices: its strategies, made from what the environment names.
+"""TensorFlow on several devices, with its strategies.
 
 Several local devices are a MirroredStrategy, several processes a MultiWorkerMirroredStrategy.
 
-A process that waits for one that has died gets a `ConnectionError`: at once where the first process
-is gone, after `DISTRIBUTION_PEER_SECONDS` (30) where it is another, for it is the first one that
-counts heartbeats. One that lives and does not come to a step is waited for
-`DISTRIBUTION_WAIT_SECONDS` (600), one that never comes at all `DISTRIBUTION_START_SECONDS` (300).
+A process that waits for a dead one gets a `ConnectionError`: at once if it is the first process,
+which counts the heartbeats, and otherwise after `DISTRIBUTION_PEER_SECONDS` (30). The processes
+wait `DISTRIBUTION_WAIT_SECONDS` (600) for one that is alive but does not reach a step, and
+`DISTRIBUTION_START_SECONDS` (300) for one that does not start.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ _LATE = "Collective has timed out"
 
 
 @contextlib.contextmanager
-def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iterator[Devices]:
-    """Puts what is made inside on one device, or under a strategy.
+def scope(devices: str, peers: cluster.Cluster | None, parts: int = 1) -> Iterator[Devices]:
+    """Puts what is created inside on one device, or under a strategy.
 
     Args:
         devices: "auto", "one" or "all".
-        several: The processes.
-        parts: 1: nothing here cuts weights.
+        peers: The processes.
+        parts: Always 1: TensorFlow does not split weights.
     """
     del parts
-    if several is None:
+    if peers is None:
         names = _local_devices()
         if devices == "one" or (devices == "auto" and "GPU" not in names[0]):
             names = names[:1]
@@ -49,29 +49,29 @@ def scope(devices: str, several: cluster.Cluster | None, parts: int = 1) -> Iter
         with made.active(), tensorflow_trainer_fixes.corrected():
             yield made
         return
-    strategy = _join(several)
-    made = TensorFlowDevices(strategy, several.processes, several.process)
+    strategy = _join(peers)
+    made = TensorFlowDevices(strategy, peers.processes, peers.process)
     try:
         with made.active(), tensorflow_trainer_fixes.corrected():
             _agree_on_a_seed(made)
             yield made
-            made.barrier()  # process 0 serves the others: it must not leave before them
+            made.barrier()  # process 0 serves the others and must not leave before them
     except tf.errors.OpError as error:
         if "collective instance" in str(error).lower():
             raise RuntimeError(
-                f"process {several.process} of {several.processes} did not do what another one "
-                "did: each must make, fit, evaluate and save the same, with batches of one shape. "
-                "What one of them does by itself belongs into `with devices.alone():`, or after "
-                "the scope"
+                f"process {peers.process} of {peers.processes} did not do what another one "
+                "did: each must create, fit, evaluate and save the same, with batches of one "
+                "shape. What one process does alone must be inside `with devices.alone():`, or "
+                "after the scope"
             ) from error
         if not _is_of_peer(error):
             raise
         name = cluster.WAIT if _LATE in str(error) else cluster.PEER
-        what = "did not come to a step within" if name == cluster.WAIT else "was not heard for"
+        what = "did not reach a step within" if name == cluster.WAIT else "was not heard for"
         raise ConnectionError(
-            f"process {several.process} of {several.processes} has lost another one, which died, "
+            f"process {peers.process} of {peers.processes} has lost another one, which died, "
             f"ended before it, or {what} {cluster.seconds(name)} seconds ({name}). "
-            "See what that one said last"
+            "See its own log"
         ) from error
 
 
@@ -80,8 +80,8 @@ class TensorFlowDevices(Devices):
 
     Args:
         strategy: A MirroredStrategy or a MultiWorkerMirroredStrategy.
-        processes: How many there are.
-        process: The number of this one.
+        processes: Number of processes.
+        process: Number of this process.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, processes: int = 1, process: int = 0):
@@ -104,10 +104,10 @@ class TensorFlowDevices(Devices):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Outside of the strategy for a while: what is made here is this process' own.
+        """Leaves the strategy for a while: what is created inside belongs to this process alone.
 
-        Every variable made under the strategy waits for all processes: one process alone, as the
-        chief that saves a copy, would wait for ever.
+        Creating a variable under the strategy waits for all processes. One process alone, such as
+        the chief that saves a copy, would wait forever.
         """
         self._entered.close()
         try:
@@ -117,7 +117,7 @@ class TensorFlowDevices(Devices):
 
     @property
     def reads_metrics_alone(self) -> bool:
-        return self.processes == 1  # each worker has counted its own part
+        return self.processes == 1  # each worker counts its own part
 
     def jit_compile(self, setting: bool | None = None) -> bool | str:
         if setting is True:
@@ -134,8 +134,8 @@ class TensorFlowDevices(Devices):
         here = self.strategy.extended.variable_created_in_scope
         if elsewhere := [v.path for v in model.weights if not here(v.value)]:
             raise ValueError(
-                "model must be made in the scope of its devices, where its weights are put on "
-                f"every one of them. Received: {elsewhere[0]}, made outside"
+                "model must be created in the scope of its devices, which puts its weights on all "
+                f"of them. Received: {elsewhere[0]}, created outside"
             )
         if model.steps_per_execution > 1:
             # Seen: "You must feed a value for placeholder tensor 'while/body/...'".
@@ -151,24 +151,24 @@ class TensorFlowDevices(Devices):
         return tensorflow_optimizer.for_strategy(make(), precision == "mixed_float16")
 
     def distribute(self, dataset: tf.data.Dataset) -> Any:
-        """What `fit` takes, from a `tf.data.Dataset` of this process' part of each global batch.
+        """Converts a `tf.data.Dataset` of this process' part of each global batch for `fit`.
 
-        A dataset of whole global batches goes to `fit` as it is. With several processes each of
-        them reads all of it, in the same order if it is shuffled with a seed. (TensorFlow deals
-        out files instead of samples, if the dataset reads some: AutoShardPolicy.DATA in its
-        options prevents that.)
+        A dataset of whole global batches is passed to `fit` directly. With several processes each
+        of them reads all of it, in the same order if it is shuffled with a seed. (If the dataset
+        reads files, TensorFlow distributes files instead of samples, unless its options set
+        AutoShardPolicy.DATA.)
         """
         if self.processes == 1:
             return dataset
         if len(self.names) > 1:  # the strategy takes a batch for each device
-            dataset = _cut(dataset, len(self.names))
+            dataset = _split(dataset, len(self.names))
         return self.strategy.distribute_datasets_from_function(lambda _: dataset)
 
     def gather(self, values: np.ndarray) -> np.ndarray:
         values = np.asarray(values)
         if self.processes == 1:
             return values[None]
-        # As integers, so that any dtype will do: there are no collectives for bytes.
+        # As integers, so that any dtype works: there are no collectives for bytes.
         data = values.tobytes()
         own = np.frombuffer(data + bytes(4 - len(data) % 4), "int32")
         parts = self._all_gather(tf.constant(own)).numpy().reshape(self.replicas, -1)
@@ -178,14 +178,14 @@ class TensorFlowDevices(Devices):
 
     def _gather_here(self, own):
         def on_device():
-            # (A copy, which is on the device: the strategy asks where it is.)
+            # A copy on the device, because the strategy asks where it is.
             return tf.distribute.get_replica_context().all_gather(tf.identity(own), axis=0)
 
         return self.strategy.experimental_local_results(self.strategy.run(on_device))[0]
 
 
-def _cut(dataset, local):
-    """A batch for each of so many devices, in order, from each batch for all of them."""
+def _split(dataset, local):
+    """Splits each batch into one for each local device, in order."""
 
     def cut(part):
         return tf.reshape(part, tf.concat([[local, -1], tf.shape(part)[1:]], 0))
@@ -198,9 +198,9 @@ def _cut(dataset, local):
 
 @contextlib.contextmanager
 def _own_draws():
-    """Each replica draws its own masks of dropout: all hold the same seeds, and others' pictures.
+    """Gives each replica its own dropout masks: all have the same seeds, but other images.
 
-    Added to what is drawn, not to the state, which stays equal everywhere.
+    The offset is added to the drawn seed, not to the state, which stays equal everywhere.
     """
     generator = keras.random.SeedGenerator
     next_seed = generator.next
@@ -210,7 +210,7 @@ def _own_draws():
         replica = tf.distribute.get_replica_context()
         if replica is None or not tf.distribute.has_strategy():
             return seed
-        # Golden ratio: the steps of two never meet.
+        # The golden ratio keeps the seeds of two replicas apart.
         return seed + 0x9E3779B1 * tf.cast(replica.replica_id_in_sync_group, seed.dtype)
 
     generator.next = next_
@@ -226,7 +226,7 @@ def _local_devices():
     return [f"{device.device_type}:{device.name.rpartition(':')[2]}" for device in found]
 
 
-@functools.cache  # another one would use its numbers for collectives again, for other gradients
+@functools.cache  # a second strategy would reuse the numbers of its collectives
 def _mirrored(names):
     return tf.distribute.MirroredStrategy(names)
 
@@ -234,30 +234,30 @@ def _mirrored(names):
 # -- several processes
 
 
-@functools.cache  # TensorFlow can join a cluster once: a second scope gets the same strategy
-def _join(several):
+@functools.cache  # TensorFlow can join a cluster only once
+def _join(peers):
     gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) > 1 and _share_a_machine(several):
-        if several.local >= len(gpus):
+    if len(gpus) > 1 and _share_a_machine(peers):
+        if peers.local >= len(gpus):
             raise ValueError(
-                f"{several.named_by}: each process of a machine must have its own GPU. "
-                f"Received: local process {several.local}, with {len(gpus)} GPUs"
+                f"{peers.named_by}: each process of a machine must have its own GPU. "
+                f"Received: local process {peers.local}, with {len(gpus)} GPUs"
             )
-        gpus = [gpus[several.local]]
+        gpus = [gpus[peers.local]]
         tf.config.set_visible_devices(gpus, "GPU")
-    cluster.check_port(several)
-    _meet(several)
-    jobs = tf.train.ClusterSpec({"worker": list(several.addresses)})
+    cluster.check_port(peers)
+    _meet(peers)
+    jobs = tf.train.ClusterSpec({"worker": list(peers.addresses)})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         jobs,
         task_type="worker",
-        task_id=several.process,
+        task_id=peers.process,
         num_accelerators={"GPU": len(gpus)} if gpus else {},
     )
     job = collective_all_reduce_strategy.coordination_config_pb2.CoordinatedJob(
-        name="worker", num_tasks=several.processes
+        name="worker", num_tasks=peers.processes
     )
-    # As the strategy does it, but for the times: there is no public way to say them.
+    # As the strategy does it, but with our timeouts, which have no public argument.
     context.context().configure_coordination_service(
         "standalone",
         service_leader="/job:worker/replica:0/task:0",
@@ -272,7 +272,7 @@ def _join(several):
         return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except tf.errors.OpError as error:
         raise ConnectionError(
-            f"process {several.process} of {several.processes} could not join the others: "
+            f"process {peers.process} of {peers.processes} could not join the others: "
             f"{error.message}"
         ) from error
     except RuntimeError as error:
@@ -282,9 +282,9 @@ def _join(several):
 
 
 def _agree_on_a_seed(devices):
-    """One seed for all, unless the user has set one: each process shuffles for itself, all alike.
+    """Sets one seed in all processes, unless the user has set one, so that all shuffle alike.
 
-    Else some samples would be seen twice, and others not.
+    Otherwise some samples would be seen twice and others never.
     """
     ours = context.global_seed()
     seeds = devices.gather(np.array(-1 if ours is None else ours, "int64"))
@@ -294,36 +294,36 @@ def _agree_on_a_seed(devices):
             "keras.utils.set_random_seed must be given one seed in every process. "
             f"Received: {', '.join(map(str, given))}"
         )
-    drawn = devices.gather(np.array(secrets.randbits(31), "int64"))[0]  # that of the first process
+    drawn = devices.gather(np.array(secrets.randbits(31), "int64"))[0]  # the first process's
     if ours is None:
         keras.utils.set_random_seed(int(given[0] if given else drawn))
 
 
-def _share_a_machine(several):
-    hosts = [address.rpartition(":")[0] for address in several.addresses]
-    return hosts.count(hosts[several.process]) > 1
+def _share_a_machine(peers):
+    hosts = [address.rpartition(":")[0] for address in peers.addresses]
+    return hosts.count(hosts[peers.process]) > 1
 
 
-def _meet(several):
-    """Waits until every process serves its port: TensorFlow would wait for ever.
+def _meet(peers):
+    """Waits until every process serves its port: TensorFlow would wait forever.
 
-    This one serves its own meanwhile, and leaves it to TensorFlow once it has met all.
+    Serves the port of this process meanwhile, and then leaves it to TensorFlow.
     """
     seconds = cluster.seconds(cluster.START)
     until = time.monotonic() + seconds
-    port = int(several.addresses[several.process].rpartition(":")[2])
-    missing = [n for n in range(several.processes) if n != several.process]
+    port = int(peers.addresses[peers.process].rpartition(":")[2])
+    missing = [n for n in range(peers.processes) if n != peers.process]
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     with socket.create_server(
-        ("", port), family=family, backlog=several.processes, dualstack_ipv6=both
+        ("", port), family=family, backlog=peers.processes, dualstack_ipv6=both
     ):
         while missing:
-            missing = [n for n in missing if not _answers(several.addresses[n])]
+            missing = [n for n in missing if not _answers(peers.addresses[n])]
             if missing and time.monotonic() > until:
-                names = ", ".join(f"{n} ({several.addresses[n]})" for n in missing)
+                names = ", ".join(f"{n} ({peers.addresses[n]})" for n in missing)
                 raise ConnectionError(
-                    f"process {several.process} of {several.processes} has not met process "
+                    f"process {peers.process} of {peers.processes} has not met process "
                     f"{names} within {seconds} seconds ({cluster.START})"
                 )
             time.sleep(0.2 if missing else 0)
@@ -339,7 +339,7 @@ def _answers(address):
 
 
 def _is_of_peer(error):
-    """Whether TensorFlow says that another process is gone."""
+    """Whether an error of TensorFlow means that another process is gone."""
     signs = ("Collective ops is aborted", "/tensorflow.CoordinationService", "target /job:worker")
     signs += (_LATE,)
     return any(sign in str(error) for sign in signs)

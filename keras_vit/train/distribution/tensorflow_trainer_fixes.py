@@ -1,18 +1,18 @@
-"""Keras' `fit` and `evaluate` under a strategy of TensorFlow, as Keras 3.15.1 has them.
+"""Fixes of Keras 3.15.1's `fit` and `evaluate` under a strategy of TensorFlow.
 
 MultiWorkerMirroredStrategy fails: https://github.com/keras-team/keras/issues/20585. What is wrong,
 in keras/src/backend/tensorflow/trainer.py:
 
-1. `_maybe_symbolic_build` asks the strategy for the mean of a batch, of which it needs shapes and
-   dtypes only. It gets: "Attempt to convert a value (PerReplica:...". Under MirroredStrategy it
+1. `_maybe_symbolic_build` asks the strategy for the mean of a batch, of which it needs only shapes
+   and dtypes. The error: "Attempt to convert a value (PerReplica:...". Under MirroredStrategy it
    works, but a generator has lost the batches that were read for it.
 2. `reduce_per_replica` takes the mean of each replica's metrics over axis 0. They are scalars.
-3. `fit` cuts a batch into unequal parts and takes the mean of their means, or fails on an empty
+3. `fit` splits a batch into unequal parts and takes the mean of their means, or fails on an empty
    part: "Missing 1-th output". Here such a batch is refused. (`evaluate` and `predict` are right.)
 
-What is put around the three gives a Keras that is right what it makes itself. So it is there under
-every Keras where they have the known parameters, and not where they have changed: a test says when
-Keras no longer needs it, and this file can go.
+The wrappers around the three functions do not change the results of a correct Keras. They are used
+with every version in which the functions have the known parameters. On versions where these have
+changed, the original functions are kept. A test fails when Keras no longer needs this file.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ KNOWN = {
 
 @contextlib.contextmanager
 def corrected() -> Iterator[None]:
-    """Corrects Keras, and takes it back."""
+    """Applies the fixes, and restores Keras at the end."""
     owners = dict.fromkeys(KNOWN, trainer) | {"_maybe_symbolic_build": trainer.TensorFlowTrainer}
     found = {name: getattr(owner, name, None) for name, owner in owners.items()}
     changed = [
@@ -81,7 +81,7 @@ def _check_newer(changed):
 def _build_of_shapes(keras_build):
     @functools.wraps(keras_build)
     def build(self, iterator=None, data_batch=None):
-        # (It does nothing for a model that was made outside of the strategy.)
+        # (Not for a model that was built outside the strategy.)
         if iterator is not None and self._distribute_strategy is not None:
             spec = iterator._distributed_dataset.element_spec
             data_batch, iterator = keras.tree.map_structure(_of_one_replica, spec), None
@@ -111,10 +111,10 @@ def _iterator_of_equal_parts(keras_iterator):
     @functools.wraps(keras_iterator)
     def iterator(*args, distribute_strategy, **kwargs):
         replicas = distribute_strategy.num_replicas_in_sync
-        if "class_weight" not in kwargs or replicas == 1:  # `fit` alone says it
+        if "class_weight" not in kwargs or replicas == 1:  # only `fit` passes it
             return keras_iterator(distribute_strategy, *args, **kwargs)
         made = keras_iterator(_EqualParts(distribute_strategy), *args, **kwargs)
-        # Only of arrays it is known before.
+        # Known in advance only for arrays.
         arrays = isinstance(made.data_adapter, ArrayDataAdapter)
         rest = made.data_adapter.partial_batch_size if arrays else None
         if rest and rest % replicas and not made.steps_per_epoch:
@@ -128,7 +128,7 @@ def _iterator_of_equal_parts(keras_iterator):
 
 
 class _EqualParts:
-    """A strategy that cuts whole batches into equal parts only."""
+    """A strategy that splits batches into equal parts only."""
 
     def __init__(self, strategy):
         self.strategy = strategy

@@ -1,6 +1,6 @@
-"""The training and test steps of Keras on torch, for several processes.
+"""Training and test steps for Keras on torch in several processes.
 
-See `keras_vit.train.distribution.torch`, which puts them in place.
+`torch.py` installs them.
 """
 
 import ast
@@ -24,11 +24,11 @@ from keras.src.backend.torch.trainer import TorchTrainer
 
 from keras_vit.train.distribution.devices import Devices
 
-# The steps of Keras that are replaced, as they were when their replacements were written.
+# Hashes of the steps of Keras for which the replacements were written.
 KNOWN_STEPS = {"train_step": "2efbe660520ab77c", "test_step": "aad112ecc9a336d4"}
 
 TRAIN, TEST = 0, 1
-_offset = contextvars.ContextVar("offset", default=0)  # added to what a seed generator gives
+_offset = contextvars.ContextVar("offset", default=0)  # added to the seeds of seed generators
 
 
 def own_parts(dataset: Iterable, number: int) -> torch.utils.data.DataLoader:
@@ -36,14 +36,14 @@ def own_parts(dataset: Iterable, number: int) -> torch.utils.data.DataLoader:
 
     Args:
         dataset: Tuples of arrays.
-        number: How many batches there are; below 0 where nobody knows.
+        number: Number of batches; negative if unknown.
     """
     batches = _Batches(dataset) if number < 0 else _CountedBatches(dataset, int(number))
     return torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=_as_it_is)
 
 
 class OwnPart(NamedTuple):
-    """A batch that is this process' part already, and is not cut again."""
+    """A batch that is already this process' part, and is not split again."""
 
     x: Any
     y: Any = None
@@ -72,7 +72,7 @@ class _CountedBatches(_Batches):
 
 
 class _Steps:
-    """What stands in for the methods of Keras' trainer.
+    """The replacements for the methods of Keras' trainer.
 
     Args:
         devices: The processes.
@@ -80,12 +80,12 @@ class _Steps:
 
     def __init__(self, devices):
         self.devices = devices
-        # The same numbers would give each process the masks of dropout that the others have, on
-        # other pictures. Added to what is drawn, not to the state, which stays equal everywhere
-        # and can be saved by one process. Golden ratio: the steps of two never meet.
+        # The same seeds would give each process the dropout masks of the others, on other images.
+        # The offset is added to the drawn seed, not to the state, which stays equal everywhere and
+        # is saved by one process. The golden ratio keeps the seeds of two processes apart.
         offset = devices.process * 0x9E3779B1 % 2**32
         self.offset = offset - 2**32 if offset >= 2**31 else offset  # Keras' seeds are int32
-        self.met = weakref.WeakSet()  # models whose weights are those of process 0
+        self.met = weakref.WeakSet()  # models with the weights of process 0
 
     def train(self, model, data):
         batch = self._batch(TRAIN, data)
@@ -111,12 +111,12 @@ class _Steps:
         return _metrics(model, batch, predictions)
 
     def meet(self, model):
-        """Called before the first batch of `fit` or `evaluate`."""
+        """Prepares a model. Called before the first batch of `fit` or `evaluate`."""
         for name in KNOWN_STEPS:
             if getattr(type(model), name) is not getattr(TorchTrainer, name):
                 raise NotImplementedError(
                     f"{type(model).__name__} must use Keras' own {name} with several processes: "
-                    "another one would not know of them"
+                    "its own would ignore the other processes"
                 )
         if model.jit_compile:
             self.devices.jit_compile(True)
@@ -124,7 +124,7 @@ class _Steps:
             if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
                 raise NotImplementedError(
                     f"{layer.name}: BatchNormalization must not train with several processes: it "
-                    "would see one process' part, not the batch"
+                    "would see one process' part of the batch"
                 )
         # Arrays that `fit` shuffles are shuffled by torch's generator.
         state = torch.get_rng_state()
@@ -148,33 +148,33 @@ class _Steps:
         differ = (self.devices.gather(own) != own).any(1).nonzero()[0]
         if differ.size:
             raise ValueError(
-                "model and optimizer must be the same on every process. Received: other variables "
+                "model and optimizer must be the same in every process. Received: other variables "
                 f"on process {', '.join(map(str, differ))} than on {self.devices.process}"
             )
 
     def _parallel(self, model, weights):
-        """DistributedDataParallel of the weights that are trained now."""
+        """DistributedDataParallel of the current trainable weights."""
         parameters = [v.value for v in weights]
         made = model.__dict__.get("_data_parallel")
         if made is not None and [*map(id, made.module.weights)] == [*map(id, parameters)]:
             return made
         forward = _Forward(model, self.devices, parameters)
-        # The weights are equal already. A model need not use each weight, but then in no step:
-        # to look for them in each step costs time, and torch would warn.
+        # The weights are equal already. A weight may be unused, but then in every step: looking for
+        # unused ones in each step costs time, and torch warns.
         made = torch.nn.parallel.DistributedDataParallel(
             forward, init_sync=False, static_graph=True
         )
-        # Beside the attributes that Keras and torch would track, save and count.
+        # Not as an attribute, which Keras and torch would track, save and count.
         model.__dict__["_data_parallel"] = made
         return made
 
     def _batch(self, kind, data):
-        """The batch that a step works on, after a look at what the others have."""
+        """The batch of a step, once all processes are known to have the same one."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         own = isinstance(data, OwnPart)
         size = len(_leaves(x)[0])
         mark = 0
-        if not own:  # each process cuts its part out of what it takes for the batch of all
+        if not own:  # each process takes its part of the global batch
             for leaf in (*_leaves(y), *_leaves(weights), *(leaf[:1] for leaf in _leaves(x))):
                 mark = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(leaf)), mark)
         mine = np.array([kind, own, size, mark])
@@ -190,7 +190,7 @@ class _Steps:
             return _Batch(x, y, weights, size * count, size)
         part = -(-size // count)
         rows = slice(number * part, (number + 1) * part)
-        if size % count:  # the last sample again: what is predicted for it is dropped
+        if size % count:  # padded with the last sample, whose prediction is dropped
             rows = np.minimum(np.arange(number * part, (number + 1) * part), size - 1)
         return _Batch(_map(lambda v: v[rows], x), y, weights, size, part)
 
@@ -207,25 +207,26 @@ class _Steps:
             return f"batches must be of one size on all processes. Received: samples of {what}"
         return (
             "a batch must be the same on all processes, each takes its part of it. Received: "
-            "others. Shuffle with one seed, or give each process its part, with devices.distribute"
+            "different batches. Shuffle with one seed, or give each process its part, with "
+            "devices.distribute"
         )
 
 
 class _Batch(NamedTuple):
-    x: Any  # of this process
-    y: Any  # of all processes, and so are the weights
+    x: Any  # the part of this process
+    y: Any  # of all processes, like the weights
     sample_weight: Any
     size: int  # samples of all processes
     part: int  # samples of this one
 
 
 class _Forward(torch.nn.Module):
-    """From a batch to the loss of all processes.
+    """Computes the loss of the global batch.
 
     Args:
         model: A Keras model.
         devices: The processes.
-        weights: Parameters that DistributedDataParallel finds here.
+        weights: Parameters for DistributedDataParallel.
     """
 
     def __init__(self, model, devices, weights=()):
@@ -259,7 +260,7 @@ class _Forward(torch.nn.Module):
 
 
 class _AllParts(torch.autograd.Function):
-    """The parts of all processes, of which the gradient flows back to the own one."""
+    """Gathers the parts of all processes; the gradient flows back to this process' part."""
 
     @staticmethod
     def forward(ctx, own, processes, process):
@@ -274,7 +275,7 @@ class _AllParts(torch.autograd.Function):
 
 
 def _whole(own, processes):
-    """The tensors of all processes, one after the other along the first axis."""
+    """The tensors of all processes, concatenated along the first axis."""
     own = own.detach().contiguous()
     parts = [torch.empty_like(own) for _ in range(processes)]
     dist.all_gather(parts, own)
@@ -287,7 +288,7 @@ def _metrics(model, batch, predictions):
 
 @contextlib.contextmanager
 def replaced(devices: Devices) -> Iterator[None]:
-    """Puts our steps into Keras' trainer, and takes them out again."""
+    """Replaces the steps of Keras' trainer, and restores them at the end."""
     steps = _Steps(devices)
     generator = keras.random.SeedGenerator
     next_seed = generator.next
@@ -330,19 +331,19 @@ def replaced(devices: Devices) -> Iterator[None]:
 
 
 def check_keras() -> None:
-    """Raises where Keras' steps are not those that were replaced."""
+    """Raises if Keras' steps have changed since the replacements were written."""
     for name, known in KNOWN_STEPS.items():
         if (found := _digest(getattr(TorchTrainer, name, None))) != known:
             raise RuntimeError(
-                f"{__name__} must be looked through for Keras {keras.__version__}:"
-                f" its {name} on torch is another ({found}) than the one that it replaces"
+                f"{__name__} must be revised for Keras {keras.__version__}: its {name} on torch "
+                f"has changed ({found}) since the replacement was written"
             )
 
 
 def _digest(function):
-    """Of the code, whatever its comments and line breaks."""
+    """A hash of the code, without comments and line breaks."""
     if function is None:
-        return "gone"
+        return "missing"
     code = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 

@@ -14,7 +14,7 @@ EMBEDDING = re.compile(r"(?:^|/)(?:patches|class_token|registers|position_embedd
 
 
 def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
-    """What the learning rate of each weight is multiplied by, trained or not.
+    """The factor of the learning rate of each weight, trained or not.
 
     `decay ** (depth + 1 - layer)`: the embeddings are layer 0, `encoder_block_i` is layer i + 1,
     and all above the last block is layer depth + 1, with factor 1.
@@ -38,12 +38,12 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
 
 @functools.cache
 def with_layer_factors(optimizer: Any) -> Any:
-    """The Keras optimiser class, with a learning rate for each weight.
+    """The Keras optimizer class, with a learning rate for each weight.
 
     Returns:
         A subclass that takes one more argument, `factors`: path of a weight -> factor.
     """
-    # On torch Keras puts a class of its own, which updates many weights at once, in its place.
+    # On torch, Keras replaces it with a class that updates many weights at once.
     concrete = type(optimizer.__new__(optimizer))
     return type(f"LayerDecay{optimizer.__name__}", (LayerFactors, concrete), {})
 
@@ -73,7 +73,7 @@ class LayerFactors:
             super()._parallel_update_step(grads, variables, learning_rate * factor)
 
     def _apply_weight_decay(self, variables):
-        """Nothing: Keras decays all weights at one rate, just before the update; see `_decay`."""
+        """Does nothing. Keras would decay all weights at one rate; see `_decay`."""
 
     def _decay(self, variable, learning_rate):
         if self.weight_decay and self._use_weight_decay(variable):
@@ -81,7 +81,7 @@ class LayerFactors:
             self.assign_sub(variable, variable * rate)
 
     def _factor(self, variable):
-        # TensorFlow hands in its own variable, which does not know its path.
+        # TensorFlow passes its own variable, which has no path.
         return self.factors[self._trainable_variables[self._get_variable_index(variable)].path]
 
     def get_config(self):

@@ -13,16 +13,16 @@ class Muon(keras.optimizers.Muon):
     """Keras' Muon for the kernels of the encoder blocks, and its Adam for all else.
 
     Deviation: Keras' Muon leaves the kernels of attention to Adam, because they are (D, h, d) and
-    (h, d, D), and takes the head. Here they are orthogonalised as the matrices they are in the
+    (h, d, D), and takes the head. Here they are orthogonalized as the matrices of the
     paper, (D, h * d) and (h * d, D). Patches, positions, tokens, norms, biases, LoRA, pre-logits
-    and head are Adam's.
+    and head are left to Adam.
     """
 
     def _should_use_adamw(self, variable):
         return not (BLOCK.search(variable.path) and variable.name == "kernel")
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        """Matrices of one shape are orthogonalised together: a few large products, not many."""
+        """Orthogonalizes matrices of one shape together: a few large products, not many."""
         if isinstance(self, LayerFactors) or in_replica():
             return super()._backend_update_step(grads, trainable_variables, learning_rate)
         adams, groups = [], {}
@@ -45,7 +45,7 @@ class Muon(keras.optimizers.Muon):
         shape = self._matrix_shape(pairs[0][1])
         matrices = ops.stack([ops.reshape(self._momentum(g, v), shape) for g, v in pairs])
         updates = self.zeropower_via_newtonschulz5(matrices, self.ns_steps)
-        # As large as Adam's (arXiv 2502.16982).
+        # Scaled to the size of Adam's updates (arXiv 2502.16982).
         updates = updates * (math.sqrt(max(shape)) * self.rms_rate) * learning_rate
         for (_, variable), update in zip(pairs, ops.unstack(updates, len(pairs)), strict=True):
             self.assign_sub(variable, ops.reshape(update, variable.shape))
@@ -58,7 +58,7 @@ class Muon(keras.optimizers.Muon):
 
     def _matrix_shape(self, variable):
         """Rows and columns of the matrix that a kernel is in the paper."""
-        # TensorFlow hands in its own variable, which does not know its path.
+        # TensorFlow passes its own variable, which has no path.
         ours = self._trainable_variables[self._get_variable_index(variable)]
         inputs = 2 if "/attention_output/" in ours.path and len(ours.shape) == 3 else 1
         return math.prod(ours.shape[:inputs]), math.prod(ours.shape[inputs:])

@@ -9,7 +9,7 @@ from keras_vit.train.recipe import Recipe
 
 
 def make_optimizer(recipe: Recipe, model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
-    """The optimiser of a recipe, for `model.compile`.
+    """The optimizer of a recipe, for `model.compile`.
 
     In mixed_float16 `compile` wraps it in Keras' LossScaleOptimizer.
 
@@ -20,7 +20,7 @@ def make_optimizer(recipe: Recipe, model: keras.Model, steps: int) -> keras.opti
             and warm-up counts updates.
 
     Returns:
-        A Keras optimiser, not yet built.
+        A Keras optimizer, not yet built.
     """
     options = recipe.optimizer
     every = options.accumulate
@@ -63,7 +63,7 @@ def make_optimizer(recipe: Recipe, model: keras.Model, steps: int) -> keras.opti
 
 
 def decays(model: keras.Model) -> dict[str, bool]:
-    """Which weights decay: the kernels, LoRA's too, and nothing else.
+    """Which weights decay: the kernels, including LoRA's, and nothing else.
 
     Returns:
         Path of a weight -> whether it decays, if it is trained.

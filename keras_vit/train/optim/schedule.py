@@ -14,7 +14,7 @@ def make_schedule(
     `steps - 1`, has `final` times the peak.
 
     Args:
-        schedule: How it goes.
+        schedule: Its shape.
         learning_rate: The peak.
         steps: Updates in the whole run.
     """
@@ -35,9 +35,9 @@ def make_schedule(
 
 
 class PerUpdate(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule over updates, for an optimiser that accumulates gradients.
+    """A schedule over updates, for an optimizer that accumulates gradients.
 
-    Keras asks a schedule with the number of batches, and not with that of updates.
+    Keras calls a schedule with the number of batches, not of updates.
 
     Args:
         schedule: A schedule over updates.

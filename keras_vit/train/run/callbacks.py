@@ -1,4 +1,4 @@
-"""What a user sees of a run while it goes: Keras callbacks, each usable alone."""
+"""Keras callbacks that show and log a running run. Each one is usable alone."""
 
 import json
 import math
@@ -13,14 +13,14 @@ import keras
 class Progress(keras.callbacks.Callback):
     """Adds learning rate, images a second and the time left to the logs, so to Keras' own bar.
 
-    It stands in front of the callbacks that shall see them. It also stops a run whose loss is no
-    longer a number, with a `FloatingPointError`.
+    Place it before the callbacks that should see them. It also raises a `FloatingPointError` when
+    the loss is infinite or NaN.
 
     Args:
         batch_size: Images in a batch.
         steps: Batches in the whole run.
-        learning_rate: A float, or a Keras schedule: that of the optimizer. (An optimizer cannot be
-            asked in the middle of an epoch: on JAX its variables are elsewhere.)
+        learning_rate: A float, or the Keras schedule of the optimizer. (The optimizer itself cannot
+            be read in the middle of an epoch: on JAX its variables are elsewhere.)
         interval: Seconds between two updates within an epoch.
 
     Example:
@@ -49,11 +49,11 @@ class Progress(keras.callbacks.Callback):
         self._warm = False
 
     def get_state(self):
-        """What a checkpoint keeps."""
+        """The state that a checkpoint saves."""
         return {"step": self.step, "seconds": self._elapsed(), "images": self.images_per_second}
 
     def set_state(self, state):
-        """Goes on where a checkpoint was made."""
+        """Restores the state of a checkpoint."""
         self.step = self._epoch_step = self._counted_from = state["step"]
         self.images_per_second = state["images"]
         self._began = time.monotonic() - state["seconds"]
@@ -70,7 +70,7 @@ class Progress(keras.callbacks.Callback):
         self._stop = None
 
     def on_train_batch_begin(self, batch, logs=None):
-        if batch and not self._warm:  # the first step of all compiles: it says nothing of the rest
+        if batch and not self._warm:  # the first step compiles, which would distort the rate
             self._start, self._counted_from, self._warm = time.monotonic(), self.step, True
         self.step = self._epoch_step + batch + self.model.steps_per_execution
 
@@ -92,10 +92,10 @@ class Progress(keras.callbacks.Callback):
         return time.monotonic() - self._began
 
     def _add(self, logs: dict, step: int, now: float) -> None:
-        """Writes our figures into the logs, which the callbacks behind us read."""
+        """Adds our values to the logs, which later callbacks read."""
         if not math.isfinite(logs.get("loss", 0.0)):
             raise FloatingPointError(
-                f"loss must stay a number. Received: loss={logs['loss']} after {step} steps: lower "
+                f"loss must stay finite. Received: loss={logs['loss']} after {step} steps: lower "
                 "optimizer.learning_rate, or set optimizer.global_clipnorm"
             )
         rate = self.schedule(step - 1) if callable(self.schedule) else self.schedule
@@ -104,12 +104,12 @@ class Progress(keras.callbacks.Callback):
             seconds = max(now - self._start, 1e-9)
             self.images_per_second = (step - self._counted_from) * self.batch_size / seconds
         logs["images_per_second"] = self.images_per_second
-        # With evaluation, which the rest has as well.
+        # With evaluation, which the remaining time includes too.
         logs["minutes_left"] = self._elapsed() / 60 * (self.steps - step) / step
 
 
 class StopAfter(keras.callbacks.Callback):
-    """Ends `fit` after so many batches, in the middle of an epoch if it must be.
+    """Ends `fit` after so many batches, even in the middle of an epoch.
 
     Args:
         steps: Batches.
@@ -120,7 +120,7 @@ class StopAfter(keras.callbacks.Callback):
         self.steps = steps
         self.done = 0
 
-    # At the beginning of a batch, for what is called at its end may come later, in another thread.
+    # At the beginning of a batch: the hook at its end may run later, in another thread.
     def on_train_batch_begin(self, batch, logs=None):
         self.done += self.model.steps_per_execution
         if self.done >= self.steps:
@@ -128,10 +128,10 @@ class StopAfter(keras.callbacks.Callback):
 
 
 class EvaluateAverage(keras.callbacks.Callback):
-    """Evaluates the optimiser's moving average of the weights, then goes on with the weights.
+    """Evaluates the optimizer's moving average of the weights, then restores the weights.
 
-    What Keras' `SwapEMAWeights` is for; that one swaps by addition on TensorFlow, which moves the
-    weights by a rounding error, and on JAX it leaves both with the same array.
+    Keras' `SwapEMAWeights` swaps by addition on TensorFlow, which changes the weights by a rounding
+    error, and on JAX it leaves both variables with the same array.
     """
 
     def __init__(self):
@@ -143,7 +143,7 @@ class EvaluateAverage(keras.callbacks.Callback):
         averages = optimizer._model_variables_moving_average
         if self._kept is not None or not averages:
             return
-        # Not by int(): a variable of several TensorFlow devices cannot be made one.
+        # Not by int(), which fails for a variable on several TensorFlow devices.
         if not keras.ops.convert_to_numpy(optimizer.iterations):
             return  # before the first update there is no average
         variables = optimizer._trainable_variables
@@ -158,10 +158,10 @@ class EvaluateAverage(keras.callbacks.Callback):
 
 
 class JsonLines(keras.callbacks.Callback):
-    """One line of JSON an epoch: its number from 1, the seconds since the start, and the logs.
+    """One line of JSON per epoch: its number from 1, the seconds since the start, and the logs.
 
     Args:
-        path: The file; lines are added to its end.
+        path: The file; lines are appended.
     """
 
     def __init__(self, path: str | Path):
@@ -169,14 +169,14 @@ class JsonLines(keras.callbacks.Callback):
         self.path = Path(path)
 
     def get_state(self):
-        """What a checkpoint keeps."""
+        """The state that a checkpoint saves."""
         size = self.path.stat().st_size if self.path.exists() else 0
         return {"seconds": time.monotonic() - self._start, "size": size}
 
     def set_state(self, state):
-        """Goes on where a checkpoint was made; lines of epochs that come again are taken away."""
+        """Restores the state of a checkpoint, and removes the lines of later epochs."""
         self._start = time.monotonic() - state["seconds"]
-        if self.path.exists():  # and where it was damaged, what is left of its last line
+        if self.path.exists():  # and a damaged last line
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n", 0, state["size"]) + 1)
 
     def on_train_begin(self, logs=None):
@@ -190,16 +190,16 @@ class JsonLines(keras.callbacks.Callback):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # a checkpoint says how long it is, and reaches the disk too
+            os.fsync(file.fileno())  # a checkpoint records its length, and is on the disk
 
 
 class EventFiles(keras.callbacks.Callback):
-    """The logs of each epoch for TensorBoard, in train/ and validation/ as from Keras' callback.
+    """The logs of each epoch for TensorBoard, in train/ and validation/ as by Keras' callback.
 
-    Keras' own needs the package `tensorboard`, which TensorFlow no longer brings, to write at all.
+    Keras' callback needs the package `tensorboard`, which TensorFlow no longer installs.
 
     Args:
-        folder: Where the two folders go.
+        folder: Where the two folders are created.
     """
 
     def __init__(self, folder: str | Path):

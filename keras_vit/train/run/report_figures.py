@@ -31,7 +31,7 @@ def draw(model: keras_vit.ViT, examples: Iterable[Any], folder: str | Path) -> l
             lambda: explain.plot_attention_rollout(model, pictures[0]),
         ),
         "features": (
-            f"The patch features of {many}: alike in colour is alike to the model",
+            f"The patch features of {many}: alike in color is alike to the model",
             lambda: explain.plot_patch_pca(model, pictures),
         ),
         "distance": (

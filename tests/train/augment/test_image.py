@@ -1,4 +1,4 @@
-"""What is done to training pictures: each step against its definition, all from the seed alone."""
+"""What is done to training images: each step against its definition, all from the seed alone."""
 
 import io
 
@@ -126,7 +126,7 @@ def test_inception_falls_back_to_the_centre():
 @pytest.mark.parametrize("factor", (1, 2, 4))
 def test_inception_of_a_jpeg_is_that_of_its_pixels(factor):
     # At these sizes JPEG is decoded at a half, a quarter and an eighth. The box is the whole
-    # picture, which begins at a multiple of all of them: only the decoding differs.
+    # image, which begins at a multiple of all of them: only the decoding differs.
     encoded = _encode(_picture(80, 64).repeat(factor, 0).repeat(factor, 1), "JPEG")
     pixels = tf.io.decode_jpeg(encoded, 3).numpy()
     settings = Augment(crop="inception", crop_area=(1.0, 1.0))
@@ -144,7 +144,7 @@ def test_inception_of_a_small_jpeg_is_that_of_its_pixels():
     results, expected, other = (
         np.array(_run(i, settings), int) for i in (encoded, pixels, pixels[::-1])
     )
-    # At the sides of a box the decoder has no neighbour to smooth colours with.
+    # At the sides of a box the decoder has no neighbour to smooth colors with.
     np.testing.assert_array_equal(results[:, :, 2:-2], expected[:, :, 2:-2])
     assert np.abs(results - expected).max() <= 8
     assert np.abs(results - other).max() > 50
@@ -173,12 +173,12 @@ def test_blur_is_near_pils():
 
 def test_three_augment_draws_each_of_the_three():
     image = _picture()
-    grey = solarized = 0
+    gray = solarized = 0
     results = _run(image, Augment(three_augment=True), seeds=90)
     for a in results:
-        grey += (a == a[..., :1]).all()
+        gray += (a == a[..., :1]).all()
         solarized += np.array_equal(a, np.where(image < 128, image, 255 - image))
-    assert 15 <= grey <= 45 and 15 <= solarized <= 45 and 15 <= 90 - grey - solarized <= 45
+    assert 15 <= gray <= 45 and 15 <= solarized <= 45 and 15 <= 90 - gray - solarized <= 45
 
 
 def test_erasing_replaces_one_box_by_noise_of_the_models_mean():
@@ -206,10 +206,10 @@ def test_cutout_is_a_grey_square():
     image = np.full((24, 16, 3), 7, "uint8")
     sizes = set()
     for a in _run(image, Augment(cutout=6), seeds=60):
-        grey = (a == 128).all(-1)
-        assert ((a == 7).all(-1) | grey).all()
-        height, width = grey.any(1).sum(), grey.any(0).sum()
-        assert grey.sum() == height * width
+        gray = (a == 128).all(-1)
+        assert ((a == 7).all(-1) | gray).all()
+        height, width = gray.any(1).sum(), gray.any(0).sum()
+        assert gray.sum() == height * width
         sizes.add((height, width))
     assert (6, 6) in sizes and all(3 <= min(s) and max(s) <= 6 for s in sizes)
 

@@ -22,7 +22,7 @@ def test_mixup_mixes_images_as_targets(size):
         mixed, soft = mix_batch(
             tf.constant(images), tf.constant(targets), Augment(mixup=0.8), [3, seed]
         )
-        # With one class a picture, the targets say what each picture is made of.
+        # With one class an image, the targets say what each image is made of.
         expected = np.tensordot(soft.numpy(), images, 1)
         np.testing.assert_allclose(mixed, expected, atol=1e-5)
         np.testing.assert_allclose(soft.numpy().sum(1), 1, atol=1e-6)

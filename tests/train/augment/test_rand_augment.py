@@ -20,7 +20,7 @@ HEIGHT, WIDTH = 37, 29
 M = 7  # the magnitude
 EXACT = (0, 0.0)  # largest difference of a value, share of values that differ
 CUT = (1, 0.02)  # where PIL's float64 falls just below a whole number
-ROUNDED = (1, 0.5)  # grey, or the smoothed picture, is not rounded before it is mixed in
+ROUNDED = (1, 0.5)  # gray, or the smoothed image, is not rounded before it is mixed in
 
 
 def _picture(channels=3, height=HEIGHT, width=WIDTH):
@@ -36,9 +36,9 @@ def _pil(array):
 
 
 def _affine(image, *matrix):
-    grey = (128,) * len(image.getbands())
+    gray = (128,) * len(image.getbands())
     return image.transform(
-        image.size, PIL.Image.Transform.AFFINE, matrix, fillcolor=grey if len(grey) > 1 else 128
+        image.size, PIL.Image.Transform.AFFINE, matrix, fillcolor=gray if len(gray) > 1 else 128
     )
 
 
@@ -149,7 +149,7 @@ def test_one_flat_channel_stays(name):
 
 def test_grey_is_pil():
     array = _picture()
-    result = rand_augment.grey(tf.constant(array)).numpy()
+    result = rand_augment.gray(tf.constant(array)).numpy()
     image = _pil(array).convert("L")
     assert _difference(result, image.convert("RGB")) == EXACT
     assert _difference(result, array)[1] > 0.3

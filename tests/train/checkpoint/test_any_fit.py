@@ -121,7 +121,7 @@ def test_data_that_begins_anew_goes_on_at_the_beginning_of_an_epoch(tmp_path, ki
         pytest.skip("TensorFlow shuffles by a generator that nobody can read")
     straight = make_model()
     wanted, _ = fit(straight, tmp_path / "straight", kind)
-    assert f"begins {kind.removeprefix('shuffled ')}" in caplog.text
+    assert f"Keras restarts {kind.removeprefix('shuffled ')}" in caplog.text
     assert runs.steps(tmp_path / "straight") == [4, 8, 12]  # though save_freq is 1
     with pytest.raises(KeyboardInterrupt):
         fit(make_model(), tmp_path / "killed", kind, [Raise(at=6)])
@@ -165,7 +165,7 @@ def test_arrays_with_steps_do_not_go_on_bit_for_bit_and_it_is_said(tmp_path, cap
             steps_per_epoch=STEPS,
             shuffle=False,
         )
-    assert "Keras begins arrays at the first sample, and not where the run was" in caplog.text
+    assert "Keras starts arrays at the first sample, and not where the run was" in caplog.text
 
 
 def test_arrays_in_the_middle_of_an_epoch_are_refused(tmp_path):
@@ -181,7 +181,9 @@ def test_arrays_in_the_middle_of_an_epoch_are_refused(tmp_path):
         )
     checkpoint.close()
     assert runs.steps(tmp_path)[-1] == 6
-    with pytest.raises(ValueError, match="x must be data that goes on at step 6.*Received: arrays"):
+    with pytest.raises(
+        ValueError, match="x must be data that can start at step 6.*Received: arrays"
+    ):
         fit(make_model(), tmp_path, "arrays")
 
 
@@ -331,7 +333,9 @@ def test_another_backend_is_refused(tmp_path):
     (path / runs.FACTS).write_text(json.dumps(facts))
     files = {name: runs.measure(path / name) for name in (runs.ARRAYS, runs.FACTS)}
     (path / runs.MANIFEST).write_text(runs.manifest_text(files))
-    with pytest.raises(ValueError, match="backend it began with. Received: .* of other, on"):
+    with pytest.raises(
+        ValueError, match="KERAS_BACKEND must be that of the checkpoint, other. Received"
+    ):
         Checkpoint(tmp_path).restore(make_model())
 
 
@@ -351,4 +355,4 @@ def test_the_best_by_another_figure_begins_anew(tmp_path, caplog):
     x, y = numbers()
     model.fit(x, y, BATCH, 5, 0, checkpoint.around(), initial_epoch=start.epoch)
     assert checkpoint._best.found["name"] == "loss"
-    assert "The best was by mae; it is loss now" in caplog.text
+    assert "chosen by mae, and is now chosen by loss" in caplog.text

@@ -190,13 +190,13 @@ def test_checkpoint_not_a_number_ends_the_run_unsaved(tmp_path, factor, loss):
     handler = signal.getsignal(signal.SIGTERM)
     what = "loss=nan" if loss == "mse" else r"\S*velocity"
     with pytest.raises(
-        FloatingPointError, match=rf"must stay numbers. Received: {what}, found after \d+ steps"
+        FloatingPointError, match=rf"must stay finite. Received: {what}, found after \d+ steps"
     ):
         fit(model, batches(), checkpoint.around(), epochs=4)
     assert signal.getsignal(signal.SIGTERM) is handler
     assert runs.steps(tmp_path) == [1, 2, 3, 4, 5]
     found, _ = files.newest(tmp_path)
-    assert model_state.non_finite(found.arrays) is None
+    assert model_state.find_non_finite(found.arrays) is None
 
 
 def test_checkpoint_float16_overflow_is_not_an_error(tmp_path):
@@ -280,7 +280,7 @@ def test_checkpoint_broken_one_is_set_aside_and_the_run_goes_on(tmp_path, caplog
 
 def test_checkpoint_refuses_what_would_lose_or_mix_runs(tmp_path):
     checkpoint = Checkpoint(tmp_path, save_freq=3, extra={"recipe": [1, None]})
-    with pytest.raises(ValueError, match="must be those of around"):
+    with pytest.raises(ValueError, match="must be those that around"):
         fit(make_model(), data(), [checkpoint])
     with pytest.raises(KeyboardInterrupt):
         fit(make_model(), data(), checkpoint.around([Raise(at=7)]))

@@ -12,7 +12,7 @@ from keras_vit.train.data.splits import IndexedSplit, Part, StreamedSplit
 from keras_vit.train.recipe import Augment
 
 pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the pictures are TensorFlow's everywhere"
+    keras.backend.backend() != "tensorflow", reason="the images are TensorFlow's everywhere"
 )
 
 SHAPE, CLASSES, COUNT = (24, 16, 3), 3, 22
@@ -36,7 +36,7 @@ SPLITS = {
 }
 AUGMENTS = {
     "nothing": Augment(),
-    "pictures": Augment(crop="pad", flip=True, repeats=2),
+    "images": Augment(crop="pad", flip=True, repeats=2),
     "mixed": Augment(flip=True, mixup=0.8, cutmix=1.0),
 }
 

@@ -34,7 +34,7 @@ def arrays(count, shape=(HEIGHT, WIDTH, 3)):
 
 
 def encoded(count, suffix):
-    """Pictures of many sizes, as files' contents and as PIL opens them."""
+    """Images of many sizes, as files' contents and as PIL opens them."""
     rng = np.random.default_rng(1)
     files = []
     for i in range(count):
@@ -103,7 +103,7 @@ def test_order_repeats_each_picture_in_a_row():
 
 
 def test_order_is_random():
-    """Each picture comes at each place equally often: chi-squared over 2,000 epochs."""
+    """Each image comes at each place equally often: chi-squared over 2,000 epochs."""
     count, epochs = 7, 2000
     split = IndexedSplit(np.arange(count), np.zeros(count, int))
     batches = split.shuffled(seed=0, batch_size=count).take(epochs)
@@ -121,7 +121,7 @@ def test_order_of_the_store():
 
 
 def test_pictures_without_labels_are_refused():
-    with pytest.raises(ValueError, match="a label for every picture"):
+    with pytest.raises(ValueError, match="a label for every image"):
         IndexedSplit(np.arange(3), [0, -1, 2])
 
 
@@ -145,7 +145,7 @@ def test_train_batches(source, augment):
 
 
 def test_train_batches_are_the_pictures(source):
-    """With nothing done to them, an epoch is the pictures as `preprocess` makes them."""
+    """With nothing done to them, an epoch is the images as `preprocess` makes them."""
     pictures, labels = arrays(11)
     wanted = preprocess(pictures, CONFIG)
     (images, targets), *_ = read(batching.train_batches(source, CONFIG, Augment(), 11, seed=0), 1)
@@ -176,7 +176,7 @@ def test_train_batches_one_gather_only_where_nothing_is_done(source, config, aug
 
 
 def test_train_batches_mix_with_a_seed_of_their_own(source):
-    """The same pictures in another batch of the run are mixed otherwise."""
+    """The same images in another batch of the run are mixed otherwise."""
     one = source_of(IndexedSplit(*arrays(2)))
     shares = {
         round(float(np.sort(targets[0])[-1]), 5)
@@ -252,7 +252,7 @@ def _assert_within_a_pixel_value(images, wanted):
     std = np.asarray(CONFIG.pixel_std, "float32")
     apart = np.abs(images - wanted) * 255 * std
     assert apart.max() < 1.01 and apart.mean() < 0.3
-    assert np.abs(images[::-1] - wanted).max() > 0.5  # other pictures are not
+    assert np.abs(images[::-1] - wanted).max() > 0.5  # other images are not
 
 
 # -- with Keras
@@ -267,7 +267,7 @@ def test_fit_and_evaluate(source):
     history = model.fit(batches, steps_per_epoch=3, epochs=2, validation_data=tests, verbose=0)
     assert len(history.history["val_accuracy"]) == 2
     right = model.predict(tests, verbose=0).argmax(-1) == arrays(11)[1]
-    assert history.history["val_accuracy"][-1] == pytest.approx(right.mean())  # 11 pictures count
+    assert history.history["val_accuracy"][-1] == pytest.approx(right.mean())  # 11 images count
 
 
 @pytest.mark.parametrize("backend, hidden", [("jax", True), ("torch", True), ("tensorflow", False)])

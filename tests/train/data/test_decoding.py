@@ -1,4 +1,4 @@
-"""Pictures of every kind of file become uint8 with the channels of the model."""
+"""Images of every kind of file become uint8 with the channels of the model."""
 
 import io
 
@@ -26,7 +26,7 @@ def encode(mode, kind):
 
 
 def decoded(image, channels):
-    """As in a pipeline: nothing is known of a picture's size."""
+    """As in a pipeline: nothing is known of an image's size."""
     dataset = tf.data.Dataset.from_tensors(image).map(lambda i: decode(i, channels))
     assert dataset.element_spec.shape[-1] == channels
     (result,) = dataset.as_numpy_iterator()
@@ -47,7 +47,7 @@ def test_decode_is_pils(kind, modes, channels, mode):
     for stored in modes:
         file = encode(stored, kind)
         wanted = np.asarray(Image.open(io.BytesIO(file)).convert(mode), int).reshape(15, 23, -1)
-        # TensorFlow takes the brightness of a JPEG from the file; PIL computes it from the colours.
+        # TensorFlow takes the brightness of a JPEG from the file; PIL computes it from the colors.
         bound = 2 if kind == "JPEG" and channels == 1 else 0
         assert np.abs(decoded(file, channels) - wanted).max() <= bound, stored
         assert np.abs(decoded(file, channels)[::-1] - wanted).max() > 9

@@ -32,7 +32,7 @@ def example(shape, i, name, rng):
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Two small sets, really prepared: pictures of one size, and pictures of many."""
+    """Two small sets, really prepared: images of one size, and images of many."""
     folder = tmp_path_factory.mktemp("tfds")
     rng = np.random.default_rng(0)
     for name, shape in SHAPES.items():
@@ -179,7 +179,7 @@ def test_tfds_unknown_configuration_names_those_there_are(tmp_path):
 
 @pytest.mark.parametrize("split", ["test", "tests[:5%]", "train[:5%", "validation[:0]"])
 def test_tfds_unknown_split_names_those_there_are(data_dir, split):
-    with pytest.raises(ValueError, match="data.test must have pictures of the splits train, val"):
+    with pytest.raises(ValueError, match="data.test must have images of the splits train, val"):
         sources.open_source(Data("tfds:fixed", data_dir, test=split))
 
 
@@ -201,7 +201,7 @@ def test_tfds_split_without_labels_is_refused(data_dir, monkeypatch, limit):
 
 
 def test_tfds_set_without_pictures_says_what_it_has(tmp_path):
-    with pytest.raises(ValueError, match="a set of pictures.*'sentence': Text"):
+    with pytest.raises(ValueError, match="a dataset of images.*'sentence': Text"):
         sources.open_source(Data("tfds:glue/cola", str(tmp_path)))
 
 
@@ -293,7 +293,7 @@ def folder(tmp_path):
 
 def test_folder_classes_are_sorted_sub_folders(folder):
     write(folder / "train" / "rose" / "more" / "x.gif", 200)
-    (folder / "train" / "rose" / "notes.txt").write_text("no picture")
+    (folder / "train" / "rose" / "notes.txt").write_text("no image")
     (folder / "train" / "rose" / "._9.jpg").write_text("what macOS leaves")
     source = sources.open_source(Data("folder", str(folder)))
     assert source.labels == ("daisy", "rose") and source.num_classes == 2
@@ -348,19 +348,19 @@ def test_folder_path(folder):
 
 @pytest.mark.parametrize("split", ["train[:9]", "train[90%]", "train[:101%]", "[train"])
 def test_folder_malformed_split(folder, split):
-    with pytest.raises(ValueError, match=r"cut in percent as in 'train\[:90%\]'"):
+    with pytest.raises(ValueError, match=r"a slice of one as in 'train\[:90%\]'"):
         sources.open_source(Data("folder", str(folder), split))
 
 
 def test_folder_empty_class(folder):
     (folder / "train" / "tulip").mkdir()
     (folder / "train" / "tulip" / "1.webp").write_bytes(b"RIFF")
-    with pytest.raises(ValueError, match="pictures .* of every class. Received: none in tulip"):
+    with pytest.raises(ValueError, match="images .* of every class. Received: none in tulip"):
         sources.open_source(Data("folder", str(folder)))
 
 
 def test_folder_without_test_pictures(folder):
-    with pytest.raises(ValueError, match="data.test must have a picture"):
+    with pytest.raises(ValueError, match="data.test must have an image"):
         sources.open_source(Data("folder", str(folder), test="test[:0%]"))
 
 
@@ -381,7 +381,7 @@ def test_folder_file_that_was_cut_off_is_named(folder, suffix, part):
     path = folder / part / "rose" / f"cut.{suffix}"
     write(path, 5, (40, 30))
     path.write_bytes(keep(path.read_bytes(), 0.8))
-    with pytest.raises(ValueError, match=rf"{part}/rose/cut.{suffix} must be a picture .*cut off"):
+    with pytest.raises(ValueError, match=rf"{part}/rose/cut.{suffix} must be an image .*cut off"):
         sources.open_source(Data("folder", str(folder)))
 
 

@@ -1,8 +1,8 @@
 """Optimisers on two devices beside one, in one process: the program that their tests start.
 
-Each case makes the optimiser of a recipe for a tiny ViT and applies the same gradients twice: on
+Each case makes the optimizer of a recipe for a tiny ViT and applies the same gradients twice: on
 one device, and cut into the parts of two replicas, which add up to them. It writes how far apart
-all variables are, the optimiser's among them. TensorFlow wants its logical devices before anything
+all variables are, the optimizer's among them. TensorFlow wants its logical devices before anything
 else, hence a program.
 """
 
@@ -31,7 +31,7 @@ CASES = {
 
 
 def make(settings, dtype="float32"):
-    """A model and its optimiser, the same each time."""
+    """A model and its optimizer, the same each time."""
     keras.utils.set_random_seed(0)
     base = recipe.Recipe(
         "test",
@@ -78,7 +78,7 @@ def train(strategy, case, adapt, steps=range(STEPS), state=None):
     Args:
         strategy: Where.
         case: A name of `CASES`.
-        adapt: What makes an optimiser for `compile` of (optimiser, whether the loss is scaled).
+        adapt: What makes an optimizer for `compile` of (optimizer, whether the loss is scaled).
         steps: Their numbers.
         state: All variables before the first of them, if they are not as they are made.
 
@@ -120,7 +120,7 @@ def fit(strategy, adapt):
     """A real `fit` in mixed_float16. A picture in the second half of one batch overflows.
 
     Returns:
-        Path -> array of the weights and of the optimiser's numbers.
+        Path -> array of the weights and of the optimizer's numbers.
     """
     keras.backend.clear_session()
     rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import pytest
 
 from keras_vit.train import distribution
 from keras_vit.train.distribution import cluster
-from keras_vit.train.distribution.cluster import Cluster, expand_hosts, find
+from keras_vit.train.distribution.cluster import Cluster, expand_hosts, find_cluster
 from keras_vit.train.distribution.devices import Devices
 
 pytestmark = pytest.mark.skipif(
@@ -69,19 +69,21 @@ def tf_config(workers=TWO, kind="worker", index=1):
 
 def test_no_variables_are_no_cluster():
     for backend in ("tensorflow", "jax", "torch"):
-        assert find(backend, {}) is None
-        assert find(backend, {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}) is None  # no srun
-    assert find("tensorflow", {"TF_CONFIG": "{}"}) is None
-    assert find("tensorflow", tf_config({"worker": ["a:1001"]}, index=0)) is None
+        assert find_cluster(backend, {}) is None
+        assert find_cluster(backend, {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}) is None  # no srun
+    assert find_cluster("tensorflow", {"TF_CONFIG": "{}"}) is None
+    assert find_cluster("tensorflow", tf_config({"worker": ["a:1001"]}, index=0)) is None
 
 
 def test_tf_config():
-    assert find("tensorflow", tf_config()) == Cluster(("a:1001", "b:1002"), 2, 1, "TF_CONFIG")
+    assert find_cluster("tensorflow", tf_config()) == Cluster(
+        ("a:1001", "b:1002"), 2, 1, "TF_CONFIG"
+    )
     chief = {"chief": ["c:1003"], **TWO}
-    found = find("tensorflow", tf_config(chief))
+    found = find_cluster("tensorflow", tf_config(chief))
     assert (found.addresses, found.process) == (("c:1003", "a:1001", "b:1002"), 2)
-    assert find("tensorflow", tf_config(chief, "chief", 0)).process == 0
-    assert find("jax", tf_config()) is None
+    assert find_cluster("tensorflow", tf_config(chief, "chief", 0)).process == 0
+    assert find_cluster("jax", tf_config()) is None
 
 
 @pytest.mark.parametrize(
@@ -100,11 +102,11 @@ def test_tf_config():
 )
 def test_a_wrong_tf_config_is_named(variables, message):
     with pytest.raises(ValueError, match=message):
-        find("tensorflow", variables)
+        find_cluster("tensorflow", variables)
 
 
 def test_keras_variables():
-    assert find("jax", KERAS) == Cluster(("a:1001",), 4, 3, "KERAS_DISTRIBUTION_PROCESS_ID")
+    assert find_cluster("jax", KERAS) == Cluster(("a:1001",), 4, 3, "KERAS_DISTRIBUTION_PROCESS_ID")
     for name, value, message in (
         ("JOB_ADDRESSES", "a:1,b:2", "must name the first process, or each of the 4"),
         ("JOB_ADDRESSES", "", "KERAS_DISTRIBUTION_JOB_ADDRESSES must be set"),
@@ -112,28 +114,28 @@ def test_keras_variables():
         ("PROCESS_ID", "4", "must be from 0 to 3, with 4 processes. Received: 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            find("jax", {**KERAS, f"KERAS_DISTRIBUTION_{name}": value})
+            find_cluster("jax", {**KERAS, f"KERAS_DISTRIBUTION_{name}": value})
 
 
 def test_torchrun():
     wanted = Cluster(("127.0.0.1:1001",), 4, 3, "RANK", 1)
-    assert find("torch", TORCHRUN) == wanted
-    assert find("torch", {**TORCHRUN, "MASTER_ADDR": "m"}).addresses == ("m:1001",)
+    assert find_cluster("torch", TORCHRUN) == wanted
+    assert find_cluster("torch", {**TORCHRUN, "MASTER_ADDR": "m"}).addresses == ("m:1001",)
     with pytest.raises(ValueError, match="RANK must be from 0 to 3.*Received: 4"):
-        find("torch", {**TORCHRUN, "RANK": "4"})
+        find_cluster("torch", {**TORCHRUN, "RANK": "4"})
     with pytest.raises(ValueError, match="MASTER_PORT must be a whole number"):
-        find("torch", {**TORCHRUN, "MASTER_PORT": ""})
+        find_cluster("torch", {**TORCHRUN, "MASTER_PORT": ""})
 
 
 def test_torchrun_starts_torch_alone():
     with pytest.raises(ValueError, match="must be torch under torchrun.*KERAS_BACKEND=jax"):
-        find("jax", {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
-    assert find("torch", {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}).process == 3
+        find_cluster("jax", {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
+    assert find_cluster("torch", {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}).process == 3
 
 
 def test_processes_of_one_machine_are_counted():
     workers = {"worker": ["a:1", "b:1", "a:2", "a:3"]}
-    found = [find("tensorflow", tf_config(workers, index=i)).local for i in range(4)]
+    found = [find_cluster("tensorflow", tf_config(workers, index=i)).local for i in range(4)]
     assert found == [0, 0, 1, 2]
 
 
@@ -149,24 +151,25 @@ def slurm_tasks(nodes, tasks_per_node, *tasks):
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 def test_slurm(backend):
-    found = find(backend, SLURM)
+    found = find_cluster(backend, SLURM)
     first = 20000 + 16 * (40123 % 790)
     assert found.addresses == (f"gpu07:{first}", f"gpu07:{first + 1}", f"gpu08:{first}")
     assert (found.processes, found.process, found.local) == (3, 2, 0)
     with pytest.raises(ValueError, match="must name the 3 tasks. Received: gpu7, 2,1"):
-        find(backend, {**SLURM, "SLURM_STEP_NODELIST": "gpu7"})
+        find_cluster(backend, {**SLURM, "SLURM_STEP_NODELIST": "gpu7"})
     own = {"tensorflow": tf_config(), "jax": KERAS, "torch": TORCHRUN}[backend]
-    assert find(backend, {**SLURM, **own}) == find(backend, own)  # what is said outright wins
+    # Variables of the backend win over Slurm's.
+    assert find_cluster(backend, {**SLURM, **own}) == find_cluster(backend, own)
 
 
 @pytest.mark.parametrize("step", BLOCKS.values(), ids=BLOCKS)
 def test_slurm_tasks_find_each_other(step):
     tasks = list(slurm_tasks(*step))
-    addresses = find("jax", tasks[0][0]).addresses
+    addresses = find_cluster("jax", tasks[0][0]).addresses
     assert len(set(addresses)) == len(tasks)
     for number, (task, node) in enumerate(tasks):
         local = int(task["SLURM_LOCALID"])
-        assert find("jax", task) == Cluster(addresses, len(tasks), number, "Slurm", local)
+        assert find_cluster("jax", task) == Cluster(addresses, len(tasks), number, "Slurm", local)
         assert addresses[number].partition(":")[0] == node
 
 
@@ -175,7 +178,7 @@ def test_slurm_tasks_that_are_not_in_blocks_are_refused(step):
     refused = []
     for task, node in slurm_tasks(*step):
         try:
-            found = find("jax", task)
+            found = find_cluster("jax", task)
         except ValueError as error:
             assert "--distribution=block. Received: tasks" in str(error)
             refused.append(task["SLURM_PROCID"])
@@ -187,18 +190,19 @@ def test_slurm_tasks_that_are_not_in_blocks_are_refused(step):
 def test_slurm_without_srun_is_one_process():
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "b-07,n1", "SLURM_NTASKS": "4"}
     batch |= {"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NNODES": "2"}
-    assert find("jax", batch) is None  # in salloc
+    assert find_cluster("jax", batch) is None  # in salloc
     own = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0"}
-    assert find("jax", {**batch, **own}) is None  # in the script that sbatch starts
+    assert find_cluster("jax", {**batch, **own}) is None  # in the script that sbatch starts
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "b-07", "SLURM_STEP_TASKS_PER_NODE": "1"}
-    assert find("jax", {**batch, **own, **step, "SLURM_STEP_NUM_TASKS": "1"}) is None  # srun -n1
+    srun_one = {**batch, **own, **step, "SLURM_STEP_NUM_TASKS": "1"}
+    assert find_cluster("jax", srun_one) is None
 
 
 def test_slurm_steps_and_jobs_have_ports_of_their_own():
     def ports(job, step):
         tasks = slurm_tasks(*BLOCKS["-N1 -n2"])
         numbers = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
-        found = find("jax", {**next(tasks)[0], **numbers})
+        found = find_cluster("jax", {**next(tasks)[0], **numbers})
         return {int(address.rpartition(":")[2]) for address in found.addresses}
 
     seen = [ports(job, step) for job in range(41000, 41010) for step in range(5)]
@@ -233,7 +237,7 @@ def test_devices_are_named():
         with pytest.raises(ValueError, match=f'"one", "all" or "model:N".*devices={wrong!r}'):
             with distribution.scope(wrong):
                 pass
-    with pytest.raises(ValueError, match="on tensorflow: only JAX cuts weights.*'model:2'"):
+    with pytest.raises(ValueError, match="on tensorflow: only JAX splits weights.*'model:2'"):
         with distribution.scope("model:2"):
             pass
     with pytest.raises(ValueError, match="run.batch_size must be a multiple of the 4 devices.*=6"):

@@ -60,7 +60,7 @@ def test_patterns_fit_what_each_config_has(fields):
     from keras_vit.train.distribution import model_parallel
 
     model = cut_model(mesh(model=1), **fields)
-    model_parallel.check(model, mesh(model=1))
+    model_parallel.check_layouts(model, mesh(model=1))
     keys = model_parallel.layout_map(mesh(model=1))
     large = [w for w in model.weights if len(w.shape) > 1 and np.prod(w.shape) > 200]
     assert large
@@ -74,7 +74,7 @@ def test_check_tells_a_pattern_that_fits_nothing(monkeypatch):
     wrong = {"(?:.*/)?encoder_block_\\d+/mlp/dense_3/kernel": ((None, "model"), "mlp_dim")}
     monkeypatch.setattr(model_parallel, "_RULES", {**model_parallel._RULES, **wrong})
     with pytest.raises(ValueError, match=r"must fit a weight.*dense_3/kernel"):
-        model_parallel.check(model, mesh(model=1))
+        model_parallel.check_layouts(model, mesh(model=1))
 
 
 def test_lora_is_cut_by_heads():
@@ -145,7 +145,7 @@ def on_four_devices_state_of_optimizers_is_cut():
         model.compile(make(), "mse")
         model.optimizer.build(model.trainable_variables)
         # 20 * 20 values are the smallest kernel of a block.
-        model_parallel.check(model, mesh(2, 2), whole=399)
+        model_parallel.check_layouts(model, mesh(2, 2), whole=399)
         kernels = [v for v in model.optimizer.variables if np.prod(v.shape) > 399]
         assert len(kernels) >= 12
         for v in kernels:
@@ -158,12 +158,12 @@ def on_four_devices_what_is_whole_is_found():
     model = cut_model(mesh())
     model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     model.optimizer.build(model.trainable_variables)
-    model_parallel.check(model, mesh(), whole=399)
+    model_parallel.check_layouts(model, mesh(), whole=399)
     extra = model.optimizer.add_variable((20, 28), name="moment_of_somebody")
     with pytest.raises(ValueError, match=r"more than 399 values.*moment_of_somebody \(20, 28\)"):
-        model_parallel.check(model, mesh(), whole=399)
-    assert model_parallel.uncut([extra], 4, 399) == [extra]
-    assert model_parallel.uncut([extra], 4, 560) == []
+        model_parallel.check_layouts(model, mesh(), whole=399)
+    assert model_parallel.unsplit([extra], 4, 399) == [extra]
+    assert model_parallel.unsplit([extra], 4, 560) == []
 
 
 def on_four_devices_embeddings_leave_the_residual_stream_whole():

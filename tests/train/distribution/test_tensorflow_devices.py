@@ -180,7 +180,7 @@ def test_a_process_that_dies_ends_the_other_with_a_message():
 def test_a_process_that_lives_and_does_not_come_ends_the_other():
     (said, code), _ = run_pair("late", DISTRIBUTION_WAIT_SECONDS="8")
     assert code == 1, said[-3000:]
-    assert "did not come to a step within 8 seconds (DISTRIBUTION_WAIT_SECONDS)" in said
+    assert "did not reach a step within 8 seconds (DISTRIBUTION_WAIT_SECONDS)" in said
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ STEPS = Path(__file__).with_name("strategy_steps.py")
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Differences between two devices and one, of two optimisers and of a `fit`."""
+    """Differences between two devices and one, of two optimizers and of a `fit`."""
     return _compare(tmp_path_factory.mktemp("steps") / "out.json", "adamw", "lamb", "fit")
 
 

@@ -109,7 +109,7 @@ def test_changed_keras_is_refused(monkeypatch):
         return {}
 
     monkeypatch.setattr(torch_steps.TorchTrainer, "train_step", train_step)
-    with pytest.raises(RuntimeError, match="must be looked through for Keras"):
+    with pytest.raises(RuntimeError, match="must be revised for Keras"):
         torch_steps.check_keras()
 
 

@@ -216,7 +216,7 @@ def train(plan, devices, out):
     if plan.keras_file and devices.is_chief:
         # Where devices say so, a model that one process alone makes is that process' own.
         with getattr(devices, "alone", contextlib.nullcontext)():
-            trained_model.plain_model(model, trained_model.plain_weights(model)).save(
+            trained_model.float32_copy(model, trained_model.merged_weights(model)).save(
                 plan.keras_file
             )
     facts = {k: getattr(devices, k) for k in ("kind", "replicas", "processes", "process")}

@@ -1,4 +1,4 @@
-"""One optimiser of a recipe on a tiny model, batch by batch, for the tests of optimisers."""
+"""One optimizer of a recipe on a tiny model, batch by batch, for the tests of optimizers."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The factor of each weight; what they do to an optimiser is in test_optimizers.py."""
+"""The factor of each weight; what they do to an optimizer is in test_optimizers.py."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""Schedules, which weights decay, and each optimiser against NumPy, on every backend."""
+"""Schedules, which weights decay, and each optimizer against NumPy, on every backend."""
 
 import typing
 
@@ -161,7 +161,7 @@ def test_adamw_is_numpys(layer_decay):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layer_decay_scales_the_step_of_every_optimiser(name):
+def test_layer_decay_scales_the_step_of_every_optimizer(name):
     steps = []
     for layer_decay in (1.0, 0.5):
         model = tiny_model()

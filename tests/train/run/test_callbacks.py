@@ -90,7 +90,7 @@ def test_images_per_second_and_minutes_left_follow_the_clock(monkeypatch):
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run():
-    with pytest.raises(FloatingPointError, match="loss must stay a number.*learning_rate"):
+    with pytest.raises(FloatingPointError, match="loss must stay finite.*learning_rate"):
         fit([watch.Progress(10, 12)], poison=True)
 
 
