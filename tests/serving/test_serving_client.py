@@ -142,7 +142,7 @@ def test_errors_say_what_is_wrong(url, files, tmp_path):
     (tmp_path / "empty.jpg").touch()
     with pytest.raises(ValueError, match="must be JPEG or PNG.*an empty file"):
         run(tmp_path / "empty.jpg", "--url", url)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match="IMAGE must be a file.*none.jpg, which does not exist"):
         run(tmp_path / "none.jpg", "--url", url)
     run(files[0], "--url", url)
 
