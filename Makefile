@@ -41,7 +41,7 @@ lint: $(STAMP)-lint ## check style and types
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/pyright
 
-format: $(STAMP)-lint ## mend the style
+format: $(STAMP)-lint ## fix the formatting
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
@@ -54,13 +54,15 @@ clean: ## remove caches and builds, keep .venv and runs/
 
 # All of a target's requirements go to pip at once, so that it keeps to the torch named above.
 $(STAMP)-demo-%: WANT = $(if $(filter torch,$*),$(TORCH)) -e '.[$*,train,export]'
-$(STAMP)-lint: WANT = -e '.[dev]'
-$(STAMP)-test: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train,test]'
-$(STAMP)-bench: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train,test,bench]'
+$(STAMP)-lint: WANT = -e . --group dev
+$(STAMP)-test: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train]' --group test
+$(STAMP)-bench: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train]' --group test --group bench
 
+# A new .venv has the pip of its Python; --group is an option of 25.1.
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 define INSTALL
 @echo "Installing into $(VENV): $(strip $(WANT))"
-@$(RUN) -m pip install --quiet --disable-pip-version-check \
+@$(PIP) 'pip>=25.1' && $(PIP) \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(WANT) \
 	|| { echo "ERROR: pip could not install $(strip $(WANT))" >&2; exit 1; }
 @touch $@

@@ -64,11 +64,11 @@ def measure(options, folder):
     import keras
 
     from keras_vit import runs
-    from training import background, checkpoint
+    from keras_vit.train.checkpoint import checkpoint, writer
 
     steps, turns = options.steps, options.turns
 
-    class Writer(background.Writer):
+    class Writer(writer.Writer):
         seconds = []
 
         def _write(self, *args):
@@ -144,7 +144,7 @@ def _training(options):
 
     import keras_vit
     from benchmarks.worker import variant_config
-    from training.distribution.devices import jit_compile
+    from keras_vit.train.distribution.devices import jit_compile
 
     config = variant_config(options.variant)
     model = keras_vit.ViT(config)

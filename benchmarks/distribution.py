@@ -133,7 +133,7 @@ def measure(job):
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * job["parts"]
         )
-    from training import distribution
+    from keras_vit.train import distribution
 
     with distribution.scope(job["devices"]) as devices:
         seconds = _train(job, devices)

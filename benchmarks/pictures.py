@@ -41,8 +41,7 @@ def opened(run, source):
     import keras
 
     import keras_vit  # noqa: F401 (its layers)
-    from training.data import open_source
-    from training.recipe import Data
+    from keras_vit.train import Data, open_source
 
     model = keras.saving.load_model(run / "model.keras")
     examples = open_source(Data(source)).test.ordered().take(COUNT)

@@ -76,8 +76,9 @@ def _tensorflow(pictures):
     import tensorflow as tf
 
     from keras_vit import ViTConfig
-    from training import augment
-    from training.recipe import Augment
+    from keras_vit.train.augment.image import augment_image, normalize
+    from keras_vit.train.augment.mixing import mix_batch
+    from keras_vit.train.recipe import Augment
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -93,7 +94,7 @@ def _tensorflow(pictures):
 
     def batches(per_picture, per_batch=None):
         def picture(number, encoded):
-            return augment.augment_image(encoded, config, per_picture, tf.stack([0, number]))
+            return augment_image(encoded, config, per_picture, tf.stack([0, number]))
 
         encoded = tf.data.Dataset.from_tensor_slices(pictures).repeat()
         dataset = tf.data.Dataset.zip(tf.data.Dataset.counter(dtype=tf.int32), encoded)
@@ -112,8 +113,8 @@ def _tensorflow(pictures):
 
     def mixed(number, images):
         targets = tf.one_hot(tf.range(BATCH), CLASSES)
-        images = augment.normalise(images, config)
-        return augment.mix_batch(images, targets, rand, tf.stack([1, number]))
+        images = normalize(images, config)
+        return mix_batch(images, targets, rand, tf.stack([1, number]))
 
     def layer_then_mixed(layer):
         def per_batch(number, images):

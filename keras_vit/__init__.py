@@ -3,6 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from keras_vit import keras_version  # noqa: F401  the first: its error says what to install
+
+# isort: split
 from keras_vit import layers, preprocessing
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
@@ -26,7 +29,7 @@ from keras_vit.variants import (
 )
 
 if TYPE_CHECKING:
-    from keras_vit import explain, runtime
+    from keras_vit import explain, runtime, train
     from keras_vit.export.graph import fused
     from keras_vit.export.onnx import export_onnx
     from keras_vit.export.saved_model import export_saved_model
@@ -52,6 +55,7 @@ __all__ = [
     "quantization_sweep",
     "runtime",
     "save_pretrained",
+    "train",
     "vit_b8",
     "vit_b16",
     "vit_b32",
@@ -80,6 +84,7 @@ _LATER = {
     "quantization_sweep": "keras_vit.export.sensitivity",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
+    "train": "keras_vit",
 }
 
 

@@ -3,7 +3,7 @@
 import glob
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,6 +109,69 @@ def pixels(path: str | os.PathLike, config: Any) -> Any:
     except ValueError as error:  # so narrow that it would be huge once it is resized
         raise PictureError(path, str(error)) from error
     return whole[0].round().astype("uint8")
+
+
+def sample(folder: str | os.PathLike, config: Any, count: int = 200) -> Any:
+    """Up to `count` images of a folder as uint8 pixels `(B, H, W, C)`, evenly chosen."""
+    import numpy as np
+
+    files = _files(folder)
+    chosen = np.linspace(0, len(files) - 1, min(len(files), count)).astype(int)
+    return np.stack([pixels(files[i], config) for i in chosen])
+
+
+def labeled(
+    folder: str | os.PathLike, config: Any, labels: Sequence[str] | None = None, at_a_time: int = 64
+) -> Iterator[tuple[Any, Any]]:
+    """The images in the subfolders of a folder, each subfolder named after a class.
+
+    Args:
+        folder: The folder.
+        config: The `ViTConfig` whose size the images get.
+        labels: Names of the classes; default to the model's, or their numbers.
+        at_a_time: Images in a batch.
+
+    Yields:
+        Batches of uint8 pixels `(B, H, W, C)` and the numbers `(B,)` of their classes. The names of
+        all files are checked before the first.
+    """
+    import numpy as np
+
+    if not config.num_classes:
+        raise ValueError(
+            "labeled images must be left out for a model without a head. Received: num_classes=0"
+        )
+    names = labels or config.labels or tuple(map(str, range(config.num_classes)))
+    folders = {path.name: path for path in sorted(Path(folder).iterdir()) if path.is_dir()}
+    if unknown := [name for name in folders if name not in names]:
+        raise ValueError(
+            f"{folder} must contain folders named as classes: {', '.join(names[:10])}. "
+            f"Received: {', '.join(unknown[:10])}"
+        )
+    files = [
+        (file, number)
+        for number, name in enumerate(names)
+        if name in folders
+        for file in _files(folders[name])
+    ]
+    if not files:
+        raise ValueError(f"{folder} must contain a folder of images. Received: none")
+
+    def batches():
+        for start in range(0, len(files), at_a_time):
+            part = files[start : start + at_a_time]
+            yield np.stack([pixels(f, config) for f, _ in part]), np.array([n for _, n in part])
+
+    return batches()
+
+
+def _files(folder: str | os.PathLike) -> list[str]:
+    """The image files of a folder, at least one."""
+    found = list(find([os.fspath(folder)]))
+    for item in found:
+        if item.problem:
+            raise PictureError(item.path, item.problem)
+    return [item.path for item in found]
 
 
 def _damaged(path: str | os.PathLike, error: Exception) -> PictureError:

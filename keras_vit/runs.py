@@ -7,7 +7,7 @@
     results.json      what was reached; written last, so a run that has it is finished
     lock              held by the process that trains
 
-A checkpoint is a folder that `training.snapshots` writes:
+A checkpoint is a folder that `keras_vit.train.checkpoint.files` writes:
 
     ckpt-000123/state.safetensors    every array of the state
                 state.json           all the rest, and a summary at its head
@@ -38,7 +38,7 @@ MAX_COUNT = 1 << 40
 NAME = re.compile(r"ckpt-(\d+)")
 
 
-class BrokenSnapshotError(ValueError):
+class BrokenCheckpointError(ValueError):
     """A checkpoint is not what was written; the message names the file."""
 
 
@@ -198,7 +198,7 @@ def _read_log(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def check(path: Path, hashes: bool = True) -> None:
-    """Raises a `BrokenSnapshotError` where a checkpoint differs from its manifest.
+    """Raises a `BrokenCheckpointError` where a checkpoint differs from its manifest.
 
     Args:
         path: The folder of the checkpoint.
@@ -215,18 +215,18 @@ def check(path: Path, hashes: bool = True) -> None:
         *(OSError, ValueError, RecursionError),
         *(KeyError, TypeError, AttributeError),
     ) as error:
-        raise BrokenSnapshotError(f"{manifest} cannot be read: {error}") from error
+        raise BrokenCheckpointError(f"{manifest} cannot be read: {error}") from error
     if not intact:
-        raise BrokenSnapshotError(f"{manifest} is not as it was written")
+        raise BrokenCheckpointError(f"{manifest} is not as it was written")
     for name, wanted in files.items():
         try:
             size = (path / name).stat().st_size
             found = measure(path / name) if hashes and size == wanted["size"] else {"size": size}
         except OSError as error:
-            raise BrokenSnapshotError(f"{path / name} cannot be read: {error}") from error
+            raise BrokenCheckpointError(f"{path / name} cannot be read: {error}") from error
         for key, value in found.items():
             if value != wanted[key]:
-                raise BrokenSnapshotError(
+                raise BrokenCheckpointError(
                     f"{path / name} has {key} {value}, and {manifest} says {wanted[key]}"
                 )
 
@@ -239,13 +239,15 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def check_step(path: Path, facts: Any) -> None:
-    """Raises a `BrokenSnapshotError` where state.json is of another step than its folder."""
+    """Raises a `BrokenCheckpointError` where state.json is of another step than its folder."""
     try:
         step = facts["position"]["step"]
     except (KeyError, TypeError) as error:
-        raise BrokenSnapshotError(f"{path / FACTS} does not say its step") from error
+        raise BrokenCheckpointError(f"{path / FACTS} does not say its step") from error
     if step != step_of(path):
-        raise BrokenSnapshotError(f"{path} must be a checkpoint of that step. Received: of {step}")
+        raise BrokenCheckpointError(
+            f"{path} must be a checkpoint of that step. Received: of {step}"
+        )
 
 
 def steps(folder: str | os.PathLike) -> list[int]:

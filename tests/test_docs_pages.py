@@ -12,7 +12,7 @@ import typer
 
 import keras_vit
 from keras_vit import explain, preprocessing
-from keras_vit.cli import app
+from keras_vit_cli.main import app
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="reads files, whatever the backend"

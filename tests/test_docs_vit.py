@@ -13,7 +13,7 @@ import pytest
 
 import keras_vit
 from benchmarks import tokens
-from training import recipe, recipes
+from keras_vit.train import load_recipe, recipe
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the page's examples run on TensorFlow"
@@ -160,15 +160,15 @@ def test_vit_page_commands_name_what_there_is():
         assert importlib.util.find_spec(module), command
         if module == "training.train":
             trained += 1
-            chosen = recipes.load(words[words.index("--recipe") + 1])
+            chosen = load_recipe(words[words.index("--recipe") + 1])
             settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
             recipe.override(chosen, settings)  # an unknown field is an error
     assert trained == 2
     named = re.findall(r"--set ([\w.]+=[\w.]+)`", TEXT)
     assert len(named) == 2
-    recipe.override(recipes.load("digits"), named)
+    recipe.override(load_recipe("digits"), named)
     with pytest.raises(ValueError, match="patch_sise"):
-        recipe.override(recipes.load("digits"), ["model.config.patch_sise=4"])
+        recipe.override(load_recipe("digits"), ["model.config.patch_sise=4"])
 
 
 def test_vit_page_links_lead_somewhere():

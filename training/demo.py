@@ -2,7 +2,7 @@
 
 It is the recipe "digits" as `python -m training.train` runs it. The model is exported for
 TensorFlow Serving and for phones, both are asked, and a page shows what it sees. The 1,797 pictures
-(8x8, grey) come with scikit-learn, so nothing is downloaded.
+(8x8, gray) come with scikit-learn, so nothing is downloaded.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 import keras_vit
+from keras_vit import train
 from keras_vit.preprocessing import preprocess
-from training import fit, recipe, recipes
-from training.sources import open_source
+from keras_vit.runs import MODEL
 
 OUT = Path("runs/demo")
 EXPORTS = Path("savedmodels/digits")
@@ -36,9 +36,9 @@ def contact_sheet(pictures, truth, probabilities, columns: int = 12, size: int =
         tile = Image.fromarray(255 - picture[..., 0]).resize((size, size), Image.Resampling.NEAREST)
         sheet.paste(tile, (left, top))
         guess = int(p.argmax())
-        colour = (0, 110, 60) if guess == answer else (190, 20, 30)
+        color = (0, 110, 60) if guess == answer else (190, 20, 30)
         text = f"{guess}  {p[guess]:.0%}" + ("" if guess == answer else f"  not {answer}")
-        draw.text((left, top + size + 3), text, fill=colour)
+        draw.text((left, top + size + 3), text, fill=color)
     return sheet
 
 
@@ -94,14 +94,13 @@ def main(argv: list[str] | None = None) -> int:
     settings = [] if options.epochs is None else [f"run.epochs={options.epochs}"]
     if options.epochs is not None:
         settings.append("schedule.warmup_steps=1")
-    digits = recipe.override(recipes.load("digits"), settings)
 
     backend = keras.backend.backend()
     print(f"Training a ViT on scikit-learn's digits, Keras {keras.__version__} on {backend}\n")
-    reached = fit.run(digits, options.out)
+    reached = train.train("digits", options.out, overrides=settings)
 
-    model = keras.saving.load_model(options.out / fit.MODEL)
-    examples = list(open_source(digits.data).test.ordered().as_numpy_iterator())
+    model = keras.saving.load_model(options.out / MODEL)
+    examples = list(train.open_source(train.Data("digits")).test.ordered().as_numpy_iterator())
     pictures = np.stack([example["image"] for example in examples])
     truth = np.array([example["label"] for example in examples])
     images = preprocess(pictures, model.config)

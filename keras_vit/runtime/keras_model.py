@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -9,6 +11,9 @@ import numpy as np
 from keras_vit.model import ViT
 from keras_vit.runtime.base import Runtime
 from keras_vit.weights.keras_file import check_keras
+
+if TYPE_CHECKING:
+    from keras_vit.weights.load import Checkpoint
 
 LINEAR = (None, "linear")
 
@@ -56,6 +61,22 @@ def load_keras(path: str | os.PathLike) -> ViT:
             f"path must hold a ViT. Received: {os.fspath(path)}, a {type(model).__name__} model"
         )
     return model
+
+
+def inspect_keras(path: str | os.PathLike) -> "Checkpoint":
+    """Describes a `.keras` file as `keras_vit.weights.load.inspect` does other checkpoints."""
+    from keras_vit.weights.load import Checkpoint  # not needed to run a model
+
+    model = load_keras(path)
+    return Checkpoint(
+        format="keras",
+        config=model.config,
+        num_arrays=len(model.weights),
+        nbytes=Path(path).stat().st_size,
+        parameters=model.count_params(),
+        loaded=tuple(weight.path for weight in model.weights),
+        dropped={},
+    )
 
 
 def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:

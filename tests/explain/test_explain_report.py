@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from conformance import KINDS, run, tiny_model
 from PIL import Image
-from typer.testing import CliRunner
 
-from keras_vit import cli_explain, explain, preprocessing, runtime
+from keras_vit import explain, preprocessing
 from keras_vit.explain import report
 
 pytestmark = pytest.mark.skipif(
@@ -202,35 +201,3 @@ def test_report_that_fails_leaves_the_old_page(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no room"):
         explain.write_report(tiny_model(), pixels(model.config), tmp_path / "page.html")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("page.html", "old")]
-
-
-# -- the command
-
-
-def call(*arguments):
-    return CliRunner().invoke(cli_explain.app, [*map(str, arguments)])
-
-
-def test_explain_writes_a_page(tmp_path, monkeypatch):
-    model = tiny_model(labels=("cat", "dog", "emu"))
-    monkeypatch.setattr(runtime, "open", lambda path: runtime.KerasRuntime(model, path))
-    Image.fromarray(pixels(model.config)).save(tmp_path / "a<b>.png")
-    page = tmp_path / "new" / "page.html"
-    done = call("tiny", tmp_path / "a<b>.png", "--out", page, "--top-k", 1)
-    assert done.exit_code == 0, done.exception
-    assert done.stdout.replace("\n", "") == str(page)
-    text = page.read_text(encoding="utf-8")
-    assert "<title>a&lt;b&gt;.png</title>" in text and text.count('"score"') == 1
-
-
-def test_explain_refuses_an_export_and_what_is_no_picture(tmp_path, monkeypatch):
-    config = KINDS["paper"]
-    monkeypatch.setattr(runtime, "open", lambda path: runtime.Runtime(path, config))
-    Image.fromarray(pixels(config)).save(tmp_path / "a.png")
-    done = call("flowers.tflite", tmp_path / "a.png", "--out", tmp_path / "page.html")
-    assert done.exit_code == 1 and "Received: flowers.tflite, an export" in str(done.exception)
-    (tmp_path / "b.png").write_text("no picture")
-    done = call("no/model", tmp_path / "b.png")
-    assert done.exit_code == 1 and "b.png: it is not a picture" in str(done.exception)
-    assert call("model").exit_code == 2
-    assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png"]

@@ -74,8 +74,10 @@ def make(plan):
     import keras
 
     import keras_vit
-    from training import callbacks, data, recipe
-    from training.optimizers import make_optimizer
+    from keras_vit.train import recipe
+    from keras_vit.train.data import batching, sources
+    from keras_vit.train.optim.optimizer import make_optimizer
+    from keras_vit.train.run import callbacks
 
     keras.backend.clear_session()  # names as in a new process
     keras.utils.set_random_seed(plan.seed)
@@ -108,13 +110,13 @@ def make(plan):
         steps_per_execution=plan.steps_per_execution,
         jit_compile="auto" if keras.backend.backend() != "tensorflow" else False,
     )
-    source = data.open_source(one.data)
+    source = sources.open_source(one.data)
     augment = recipe.Augment(crop="pad", crop_padding=1, mixup=0.2)
 
     def batches(step):
-        return data.train_batches(source, config, augment, BATCH, plan.seed, step)
+        return batching.train_batches(source, config, augment, BATCH, plan.seed, step)
 
-    tests = data.test_batches(source.test, config, 120, 10).take(1)
+    tests = batching.test_batches(source.test, config, 120, 10).take(1)
     observers = [
         callbacks.StopAfter(EPOCHS * STEPS),
         keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
@@ -127,7 +129,7 @@ def train(plan):
     """One run."""
     import keras
 
-    from training.checkpoint import Checkpoint
+    from keras_vit.train.checkpoint.checkpoint import Checkpoint
 
     class Kill(keras.callbacks.Callback):
         steps = 0

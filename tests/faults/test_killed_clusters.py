@@ -9,8 +9,9 @@ import real_runs
 from processes import environments
 from real_runs import Process, log, same_weights, weights
 
-from training import snapshots
-from training.sigterm import CODE
+from keras_vit import runs
+from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint.sigterm import CODE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -35,7 +36,7 @@ def test_two_processes_go_on_together_bit_for_bit(tmp_path):
     processes = two(folder, *real_runs.settings())
     processes[0].wait_for(60)
     real_runs.killed(*processes)
-    step = snapshots.newest(folder / "checkpoints")[0].facts["position"]["step"]
+    step = files.newest(folder / "checkpoints")[0].facts["position"]["step"]
     assert 60 <= step < real_runs.LAST
     writers = {path.name.split("-")[-1] for path in (folder / "checkpoints").glob("*.tmp-*")}
     assert writers <= {str(processes[0].child.pid)}
@@ -49,7 +50,7 @@ def test_two_processes_go_on_together_bit_for_bit(tmp_path):
     assert second == CODE, processes[1].said[-3000:]
     assert processes[0].goes_on_at() == step
     assert "goes on" not in processes[1].said and "no more" not in processes[1].said
-    saved = snapshots.steps(folder / "checkpoints")[-1]
+    saved = runs.steps(folder / "checkpoints")[-1]
     assert step < saved < real_runs.LAST
     shutil.copytree(folder, tmp_path / "one")
 
@@ -90,7 +91,7 @@ def test_two_processes_without_a_shared_folder_are_refused(tmp_path):
     alone = Process(second, *real_runs.settings())
     alone.wait_for(20)
     real_runs.killed(alone)
-    steps = snapshots.steps(second / "checkpoints")
+    steps = runs.steps(second / "checkpoints")
     both = environments()
     processes = [
         Process(folder, *real_runs.settings(), **environment)
@@ -100,7 +101,7 @@ def test_two_processes_without_a_shared_folder_are_refused(tmp_path):
     for process in processes:
         assert "folder must be one that all processes share" in process.said
         assert f"where they find nothing, step {steps[-1]}" in process.said
-    assert snapshots.steps(second / "checkpoints") == steps
+    assert runs.steps(second / "checkpoints") == steps
 
     # Nothing was begun in the first one, so that a run can begin there.
     assert {path.name for path in first.iterdir()} <= {"lock", "checkpoints"}

@@ -9,8 +9,9 @@ import pytest
 import real_runs
 from real_runs import Process, log, same_weights, weights
 
-from training import snapshots
-from training.sigterm import CODE
+from keras_vit import runs
+from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint.sigterm import CODE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -33,7 +34,7 @@ def check_goes_on(tmp_path, *options, **environment):
     run = Process(folder, *real_runs.settings(), *options, **environment)
     run.wait_for(60)
     real_runs.killed(run)
-    first, _ = snapshots.newest(folder / "checkpoints")
+    first, _ = files.newest(folder / "checkpoints")
     assert 60 <= (step := first.facts["position"]["step"]) < real_runs.LAST
 
     run = Process(folder, *options, **environment)
@@ -41,7 +42,7 @@ def check_goes_on(tmp_path, *options, **environment):
     run.send(signal.SIGTERM)
     assert run.code() == CODE, run.said[-3000:]
     assert run.goes_on_at() == step
-    saved = snapshots.steps(folder / "checkpoints")[-1]
+    saved = runs.steps(folder / "checkpoints")[-1]
     assert seen <= saved < real_runs.LAST
     assert f"SIGTERM: the run ends, saved at step {saved}" in run.said
 
@@ -85,13 +86,13 @@ def test_run_killed_while_it_saves_goes_on_at_the_last_step_or_the_one_before(tm
         time.sleep(rng.uniform(0, 0.3))
         until = time.monotonic() + 60
         while number % 2 and time.monotonic() < until:  # every other time, wait for a save
-            seen = snapshots.steps(folder)[-1]
+            seen = runs.steps(folder)[-1]
             if any(writes(path) > seen for path in folder.glob("*.tmp-*")):
                 break
-        seen = snapshots.steps(folder)[-1]
+        seen = runs.steps(folder)[-1]
         real_runs.killed(run)
         assert step == 0 or run.goes_on_at() == step
-        found, broken = snapshots.newest(folder)
+        found, broken = files.newest(folder)
         step = found.facts["position"]["step"]
         assert step >= seen and not broken
         for path in folder.glob("*.tmp-*"):  # the next one, or an old one on its way out

@@ -1,6 +1,5 @@
 """keras_vit's own client and its command, against the stand-in server."""
 
-import io
 import json
 import socket
 import subprocess
@@ -14,8 +13,8 @@ import pytest
 import tiny_export
 from typer.testing import CliRunner
 
-from keras_vit.cli_serve import app
-from keras_vit.export import client
+from keras_vit_cli import client
+from keras_vit_cli.main import app
 
 pytest.importorskip("tensorflow_serving", reason="tensorflow-serving-api is not installed")
 
@@ -96,25 +95,14 @@ def test_command_prints_the_best_classes(url, files, loaded):
 def test_command_shows_bars_on_a_terminal(server, files, monkeypatch):
     from rich.console import Console
 
-    from keras_vit import cli_serve
+    from keras_vit_cli import output
 
     console = Console(force_terminal=True, width=200, record=True)
-    monkeypatch.setattr(cli_serve, "out", console)
+    monkeypatch.setattr(output, "out", console)
     run(*files, "--url", f"http://127.0.0.1:{server.rest}/v1/models/flowers")
     text = console.export_text()
     assert "━" in text and all(str(path) in text for path in files)
     assert all(label in text for label in tiny_export.LABELS)
-
-
-def test_table_takes_no_name_for_markup():
-    from rich.console import Console
-
-    from keras_vit import cli_serve
-
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(cli_serve._table(["a [/b].jpg"], [[("tench [fish]", 0.5), ("b [/c]", 0.25)]]))
-    text = console.export_text()
-    assert all(name in text for name in ("a [/b].jpg", "tench [fish]", "b [/c]"))
 
 
 def test_classes_of_tokens_are_none():
@@ -154,7 +142,7 @@ def test_errors_say_what_is_wrong(url, files, tmp_path):
     (tmp_path / "empty.jpg").touch()
     with pytest.raises(ValueError, match="must be JPEG or PNG.*an empty file"):
         run(tmp_path / "empty.jpg", "--url", url)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match="IMAGE must be a file.*none.jpg, which does not exist"):
         run(tmp_path / "none.jpg", "--url", url)
     run(files[0], "--url", url)
 
@@ -274,10 +262,8 @@ def test_url_must_name_a_model(url):
 def test_rest_needs_neither_keras_nor_tensorflow(server, files):
     """The command as it is installed: no backend is imported for one request."""
     code = f"""
-import sys, importlib.util
-spec = importlib.util.find_spec("keras_vit")
-sys.modules["keras_vit"] = importlib.util.module_from_spec(spec)  # as keras_vit_cli.py does
-from keras_vit.cli_serve import app
+import sys
+from keras_vit_cli.main import app
 try:
     app(["request", {str(files[0])!r}, "--url",
          "http://127.0.0.1:{server.rest}/v1/models/flowers"])

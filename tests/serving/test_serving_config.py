@@ -8,8 +8,8 @@ import yaml
 from google.protobuf import text_format
 from typer.testing import CliRunner
 
-from keras_vit.cli_serve import app
 from keras_vit.export import serving
+from keras_vit_cli.main import app
 
 ROOT = Path(__file__).parents[2]
 FILES = ["models.config", "batching.config", "docker-compose.yml", "README.md"]

@@ -5,8 +5,8 @@ import json
 import numpy as np
 from PIL import Image
 
-from training import fit, recipes
-from training.recipe import override
+from keras_vit.train import load_recipe, train
+from keras_vit.train.recipe import override
 
 TINY = {
     "image_size": 16,
@@ -37,7 +37,7 @@ def test_a_folder_of_files_gets_every_picture_of_the_report(tmp_path):
     settings = [f"model.config={config}", "model.variant=null", "model.weights=null"]
     settings += ["run.batch_size=3", "run.epochs=1", "schedule.warmup_steps=1"]  # two steps
     settings += [f"data.path={tmp_path / 'flowers'}"]
-    fit.run(override(recipes.load("folder"), settings), tmp_path / "run", verbose=0)
+    train(override(load_recipe("folder"), settings), tmp_path / "run", verbose=0)
     text = (tmp_path / "run" / "report.md").read_text()
     assert "cannot be drawn" not in text and "4 test pictures" in text
     for name in "curves confusion rollout features distance filters positions".split():

@@ -9,11 +9,11 @@ Source: vision_transformer, vit_jax/configs/common.py and vit_jax/input_pipeline
 
 import dataclasses
 
-from training.recipe import Data, Recipe
-from training.recipes.cifar10_finetune import cifar10_finetune
+from keras_vit.train.recipe import Data, Recipe
+from keras_vit.train.recipe_files import load_recipe
 
 
 def cifar100_finetune() -> Recipe:
     """As CIFAR-10, with a hundred classes."""
     data = Data("tfds:cifar100", train="train[:98%]")
-    return dataclasses.replace(cifar10_finetune(), name="cifar100_finetune", data=data)
+    return dataclasses.replace(load_recipe("cifar10_finetune"), name="cifar100_finetune", data=data)

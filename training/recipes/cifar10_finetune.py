@@ -9,7 +9,16 @@ Reach: 98.95 % (paper), 99.02 % (google-research/vision_transformer, B/16 from I
 Source: vision_transformer, vit_jax/configs/common.py and vit_jax/input_pipeline.py.
 """
 
-from training.recipe import Augment, Data, Evaluation, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def cifar10_finetune() -> Recipe:
@@ -19,7 +28,7 @@ def cifar10_finetune() -> Recipe:
         data=Data("tfds:cifar10", train="train[:98%]"),
         model=Model("vit_b16", weights="augreg_in21k", config={"image_size": 384}),
         run=Run(batch_size=512, steps=10_000, precision="mixed_bfloat16"),
-        # The best of 0.001, 0.003, 0.01 and 0.03 on the last 2 % of the training pictures.
+        # The best of 0.001, 0.003, 0.01 and 0.03 on the last 2 % of the training images.
         optimizer=Optimizer("sgd", learning_rate=0.03, momentum=0.9, global_clipnorm=1.0),
         schedule=Schedule(warmup_steps=500),
         augment=Augment(crop="inception", crop_area=(0.05, 1.0), flip=True),

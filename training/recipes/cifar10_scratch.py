@@ -7,7 +7,7 @@ Reach: 86.0 % (86.02 % in the one run there was, TensorFlow, November 2026).
 Source: our own settings.
 """
 
-from training.recipe import (
+from keras_vit.train.recipe import (
     Augment,
     Data,
     Evaluation,

@@ -7,7 +7,17 @@ Reach: 93.58 %, the plain ViT (D 192, 9 blocks, 12 heads, patches of 4) that the
 Source: that schedule, with RandAugment in the place of AutoAugment.
 """
 
-from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Loss,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def cifar10_scratch_long() -> Recipe:

@@ -1,13 +1,13 @@
-"""Handwritten digits, embedded in scikit-learn: 1,797 grey pictures of 8x8 pixels.
+"""Handwritten digits, embedded in scikit-learn: 1,797 gray images of 8x8 pixels.
 
 Command: `python -m training.train --recipe digits --workdir runs/digits`
 Hardware: any; under a minute on two CPU cores.
-Reach: 97 % of 360 test pictures. One run each on two CPU cores: 98.3 % in 31 s on TensorFlow,
+Reach: 97 % of 360 test images. One run each on two CPU cores: 98.3 % in 31 s on TensorFlow,
     99.2 % in 0.4 minutes on JAX, 97.8 % in 0.6 minutes on torch.
 Source: our own settings.
 """
 
-from training.recipe import Data, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import Data, Model, Optimizer, Recipe, Run, Schedule
 
 
 def digits() -> Recipe:
@@ -26,7 +26,7 @@ def digits() -> Recipe:
                 "class_token": False,
                 "pooling": "mean",
                 "drop_path": 0.1,
-                "patch_dropout": 0.25,  # with 1,437 pictures, nothing helps more
+                "patch_dropout": 0.25,  # with 1,437 images, nothing helps more
             }
         ),
         run=Run(batch_size=32, epochs=40),

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 60,000 + 10,000 grey pictures of 28x28 pixels.
+"""Fashion-MNIST: 60,000 + 10,000 gray images of 28x28 pixels.
 
 Command: `python -m training.train --recipe fashion_mnist --workdir runs/fashion`
 Hardware: two CPU cores: 13 minutes, with as much other work beside it.
@@ -6,7 +6,17 @@ Reach: 91 % (91.61 % in the one run there was, TensorFlow, November 2026).
 Source: our own settings.
 """
 
-from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Loss,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def fashion_mnist() -> Recipe:

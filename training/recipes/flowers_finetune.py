@@ -3,15 +3,24 @@
 Command: `python -m training.train --recipe flowers_finetune --workdir runs/flowers`
 Hardware: as `cifar10_finetune`, but 500 steps only: an hour on one GPU.
 Reach: 99.38 % (paper, B/16 from ImageNet-21k).
-    Not run: neither the weights nor the pictures were at hand.
-Source: the paper; picture handling of vision_transformer, vit_jax/input_pipeline.py.
+    Not run: neither the weights nor the images were at hand.
+Source: the paper; image handling of vision_transformer, vit_jax/input_pipeline.py.
 """
 
-from training.recipe import Augment, Data, Evaluation, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def flowers_finetune() -> Recipe:
-    """ViT-B/16 of ImageNet-21k at 384 px on 1,020 pictures, 500 steps."""
+    """ViT-B/16 of ImageNet-21k at 384 px on 1,020 images, 500 steps."""
     return Recipe(
         name="flowers_finetune",
         data=Data("tfds:oxford_flowers102"),

@@ -1,4 +1,4 @@
-"""Your own pictures: a folder with one sub-folder a class.
+"""Your own images: a folder with one sub-folder a class.
 
     flowers/train/daisy/1.jpg  flowers/train/rose/1.jpg  flowers/test/daisy/2.jpg ...
 
@@ -6,11 +6,11 @@ Command: `python -m training.train --recipe folder --data flowers --workdir runs
     A model of ImageNet-21k is fetched once; `--set model.weights=FILE` starts from another.
 Hardware: one GPU; on a CPU take `--set model.variant=vit_ti16` or
     `--set model.method=linear_probe`.
-Reach: what the pictures allow.
+Reach: what the images allow.
 Source: the fine-tuning settings of the ViT paper at 224 px, with AdamW, which asks for less tuning.
 """
 
-from training.recipe import Augment, Data, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import Augment, Data, Model, Optimizer, Recipe, Run, Schedule
 
 
 def folder() -> Recipe:

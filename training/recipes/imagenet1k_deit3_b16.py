@@ -12,7 +12,17 @@ Source: the paper. It trains B at 192 px and goes on at 224 for 20 epochs; so do
     sigmoid loss is a sum over the classes where theirs is a mean, which LAMB does not see.
 """
 
-from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Loss,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def imagenet1k_deit3_b16() -> Recipe:

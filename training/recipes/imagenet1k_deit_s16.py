@@ -8,7 +8,17 @@ Source: the paper. It uses timm's rand-m9-mstd0.5-inc1: magnitudes spread around
     with a chance of one half, and grow with it; here each is done, and at 9.
 """
 
-from training.recipe import Augment, Data, Evaluation, Loss, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Loss,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def imagenet1k_deit_s16() -> Recipe:

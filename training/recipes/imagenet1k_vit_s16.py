@@ -9,7 +9,16 @@ Source: big_vision, configs/vit_s16_i1k.py. Its decay of 1e-4 goes with the sche
     multiplies by the learning rate, so it is 0.1 here.
 """
 
-from training.recipe import Augment, Data, Evaluation, Model, Optimizer, Recipe, Run, Schedule
+from keras_vit.train.recipe import (
+    Augment,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Recipe,
+    Run,
+    Schedule,
+)
 
 
 def imagenet1k_vit_s16() -> Recipe:

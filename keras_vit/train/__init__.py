@@ -1,0 +1,97 @@
+"""The training library: everything around `fit` that a whole run needs, on each backend.
+
+    keras_vit.train.train("digits", "runs/digits")          # a recipe, by name, file or object
+
+    recipe.py          what a recipe is; recipe_files.py loads one, build.py makes its model
+    fit.py             a recipe as plain Keras: builds, compiles, fits, leaves a run folder
+    evaluation.py      accuracy of a model or a run; few_shot.py is the linear evaluation
+    data/              where images come from, their order, batches
+    augment/           what is done to training images
+    optim/             optimizers, schedules, layer-wise decay
+    checkpoint/        a killed run resumes bit for bit: `Checkpoint`
+    distribution/      several devices and machines: `scope`
+    run/               the run folder, logs, the report
+
+Each name is imported when it is first asked for. Images are read by tf.data on every backend, so
+that what makes batches needs TensorFlow; `Checkpoint`, `scope` and the optimizers do not.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_vit.train.augment.image import augment_image
+    from keras_vit.train.augment.mixing import mix_batch
+    from keras_vit.train.build import build_model, compile_model
+    from keras_vit.train.checkpoint.checkpoint import Checkpoint
+    from keras_vit.train.data.batching import test_batches, train_batches
+    from keras_vit.train.data.sources import open_source
+    from keras_vit.train.distribution import scope
+    from keras_vit.train.evaluation import evaluate
+    from keras_vit.train.few_shot import evaluate_few_shot
+    from keras_vit.train.fit import train
+    from keras_vit.train.optim.layer_decay import layer_factors, with_layer_factors
+    from keras_vit.train.optim.muon import Muon
+    from keras_vit.train.optim.optimizer import decays, make_optimizer
+    from keras_vit.train.optim.schedule import make_schedule
+    from keras_vit.train.recipe import Augment, Data, Recipe
+    from keras_vit.train.recipe_files import list_recipes, load_recipe
+
+__all__ = [
+    "Augment",
+    "Checkpoint",
+    "Data",
+    "Muon",
+    "Recipe",
+    "augment_image",
+    "build_model",
+    "compile_model",
+    "decays",
+    "evaluate",
+    "evaluate_few_shot",
+    "layer_factors",
+    "list_recipes",
+    "load_recipe",
+    "make_optimizer",
+    "make_schedule",
+    "mix_batch",
+    "open_source",
+    "scope",
+    "test_batches",
+    "train",
+    "train_batches",
+    "with_layer_factors",
+]
+
+_LATER = {
+    "Augment": "recipe",
+    "Checkpoint": "checkpoint.checkpoint",
+    "Data": "recipe",
+    "Muon": "optim.muon",
+    "Recipe": "recipe",
+    "augment_image": "augment.image",
+    "build_model": "build",
+    "compile_model": "build",
+    "decays": "optim.optimizer",
+    "evaluate": "evaluation",
+    "evaluate_few_shot": "few_shot",
+    "layer_factors": "optim.layer_decay",
+    "list_recipes": "recipe_files",
+    "load_recipe": "recipe_files",
+    "make_optimizer": "optim.optimizer",
+    "make_schedule": "optim.schedule",
+    "mix_batch": "augment.mixing",
+    "open_source": "data.sources",
+    "scope": "distribution",
+    "test_batches": "data.batching",
+    "train": "fit",
+    "train_batches": "data.batching",
+    "with_layer_factors": "optim.layer_decay",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    return globals()[name]

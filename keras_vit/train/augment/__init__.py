@@ -1,0 +1,1 @@
+"""What is done to training images: one at a time (`image`), then by the batch (`mixing`)."""

@@ -1,0 +1,1 @@
+"""Data: where images come from (`sources`), their order (`splits`), batches (`batching`)."""

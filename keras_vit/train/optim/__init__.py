@@ -1,0 +1,1 @@
+"""Optimizers, schedules and layer-wise learning-rate decay, on Keras' own."""

@@ -1,0 +1,77 @@
+"""Recipes as files: which there are, and loading one by its name or its path.
+
+A recipe file defines a function of its own name that returns a `Recipe`. Ours open with the paper,
+the command and the number to reach.
+"""
+
+import difflib
+import os
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from keras_vit.train.recipe import Recipe
+
+# The wheel has the recipes in the first folder, a checkout in the second.
+FOLDERS = (
+    Path(__file__).parent / "recipes",
+    Path(__file__).parents[2] / "training" / "recipes",
+)
+
+
+def list_recipes() -> dict[str, str]:
+    """The recipes that come with the package.
+
+    Returns:
+        Name of a recipe -> the first line of its description.
+    """
+    return {path.stem: (_module(path).__doc__ or "").strip().split("\n")[0] for path in _files()}
+
+
+def load_recipe(recipe: str | os.PathLike) -> Recipe:
+    """Loads a recipe.
+
+    Args:
+        recipe: A name of `list_recipes`, or the path of a Python file, ending in ".py", which is
+            run. `my_flowers.py` must define `my_flowers()`, which returns a `Recipe`.
+
+    Example:
+
+    >>> recipe = keras_vit.train.load_recipe("digits")
+    """
+    path = Path(recipe)
+    if path.suffix != ".py":
+        files = {file.stem: file for file in _files()}
+        if str(recipe) not in files:
+            near = difflib.get_close_matches(str(recipe), files, n=3)
+            hint = f"near: {', '.join(near)}" if near else f"there are: {', '.join(files)}"
+            raise ValueError(
+                "recipe must be one of ours, or the path of a file that ends in .py; "
+                f"{hint}. Received: {str(recipe)!r}"
+            )
+        path = files[str(recipe)]
+    elif not path.is_file():
+        raise FileNotFoundError(f"recipe must be a file that exists. Received: {str(recipe)!r}")
+    name = path.stem.replace("-", "_")
+    function = getattr(_module(path), name, None)
+    found = function() if callable(function) else None
+    if not isinstance(found, Recipe):
+        raise ValueError(
+            f"recipe must be a file that defines {name}(), which returns a Recipe. "
+            f"Received: {str(recipe)!r}"
+        )
+    return found
+
+
+def _files() -> list[Path]:
+    """The files of our recipes, in the order of their names."""
+    folder = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
+    return sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
+
+
+def _module(path: Path) -> ModuleType:
+    """Runs a recipe file."""
+    loader = SourceFileLoader(f"recipe_{path.stem}", str(path))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,69 @@
+"""The trained model that a run saves: float32, without optimizer state and LoRA layers."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_vit
+from keras_vit.train import build
+from keras_vit.train.distribution.devices import jit_compile
+from keras_vit.weights.atomic import atomic_path
+
+
+def merged_weights(model: keras_vit.ViT) -> dict[str, np.ndarray]:
+    """Path of a weight -> its value, with LoRA merged."""
+    variables = {w.path: w for w in model.weights if "lora_kernel" not in w.path}
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            variables[layer._kernel.path] = layer.kernel  # Keras merges LoRA when this is read
+    # A copy: JAX would share the array, and delete it in further training.
+    return {path: np.array(keras.ops.convert_to_numpy(v)) for path, v in variables.items()}
+
+
+def float32_copy(model: keras_vit.ViT, weights: Mapping[str, np.ndarray]) -> keras_vit.ViT:
+    """A float32 model of the same config, with these weights."""
+    plain = keras_vit.ViT(model.config, name=model.name, dtype="float32")
+    for weight in plain.weights:
+        weight.assign(weights[weight.path])
+    return plain
+
+
+def save_model(
+    plain: keras_vit.ViT, path: str | os.PathLike, loss: str, batches: Any
+) -> keras_vit.ViT:
+    """Saves a `.keras` file that needs `import keras_vit` alone to load, and checks it.
+
+    Args:
+        plain: A model of `float32_copy`.
+        path: The file.
+        loss: "softmax" or "sigmoid", which the saved model is compiled with.
+        batches: Batches of (images, targets); both models predict the first one.
+
+    Returns:
+        The model as loaded from the file.
+    """
+    losses = {
+        "softmax": keras.losses.CategoricalCrossentropy,
+        "sigmoid": keras.losses.BinaryCrossentropy,
+    }
+    metrics = build.metrics(plain.config.num_classes)
+    # SGD has no state but its step. It is built, so that Keras finds it when it loads.
+    plain.compile(keras.optimizers.SGD(), losses[loss](from_logits=True), metrics=metrics)
+    plain.optimizer.build(plain.trainable_variables)
+    images = np.asarray(next(iter(batches))[0])
+    with atomic_path(path) as temporary:
+        plain.save(temporary)
+        again = keras.saving.load_model(temporary)
+        if not jit_compile():  # here; the file keeps Keras' choice
+            plain.jit_compile = again.jit_compile = False
+        expected, got = (one.predict_on_batch(images) for one in (plain, again))
+        if not np.allclose(expected, got, rtol=1e-5, atol=1e-5):
+            error = float(np.abs(expected - got).max())
+            raise RuntimeError(
+                f"{path}: the saved model's logits differ from the trained one's by {error:.3g}; "
+                "the file was not written"
+            )
+    return again

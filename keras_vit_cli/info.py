@@ -1,0 +1,221 @@
+"""`keras-vit info`: what a checkpoint or a run folder contains, and whether it is complete."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keras_vit_cli import output
+from keras_vit_cli.backend import load_library
+from keras_vit_cli.options import CHECKPOINT, AsJson, Debug, Verbose, check_source
+
+if TYPE_CHECKING:
+    from keras_vit.config import ViTConfig
+    from keras_vit.weights.known import Known
+    from keras_vit.weights.load import Checkpoint
+
+
+def info(
+    source: Annotated[str, typer.Argument(help=f"A run folder or a checkpoint: {CHECKPOINT}")],
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a checkpoint or a run folder contains.
+
+    For a checkpoint: its format, model, pixels, and whether every array is used. It is fetched if
+    necessary; only the headers of a file are read. For a run folder: how far the run is, and
+    whether its files are intact. If one is damaged, the exit code is 1.
+    """
+    check_source("source", source)
+    load_library()
+    from keras_vit import runs
+
+    if runs.is_run(source):
+        _show_run(Path(source), as_json)
+        return
+    from keras_vit.weights import hub, known
+
+    path = hub.fetch(source)
+    checkpoint, row = _inspect(path), known.find(source)
+    if as_json:
+        output.print_json(checkpoint_json(source, path, row, checkpoint))
+        return
+    output.print_facts(checkpoint_facts(source, path, row, checkpoint))
+
+
+def _show_run(folder: Path, as_json: bool) -> None:
+    from keras_vit import runs
+
+    run, facts = runs.read(folder), []
+    path = folder / runs.MODEL
+    run["model"] = None
+    if path.is_file():
+        try:
+            checkpoint = _inspect(path)
+        except Exception as error:  # whatever Keras raises for a damaged file
+            run["problems"].append(f"{path} cannot be opened: {type(error).__name__}: {error}")
+        else:
+            run["model"] = checkpoint_json(str(path), path, None, checkpoint)
+            facts = list(checkpoint_facts(str(path), path, None, checkpoint))
+    if as_json:
+        output.print_json(run)
+    else:
+        output.print_facts([*run_facts(run), *facts])
+    if run["problems"]:
+        raise typer.Exit(1)
+
+
+def _inspect(path: Path) -> "Checkpoint":
+    from keras_vit.runtime.keras_model import inspect_keras
+    from keras_vit.weights import load
+
+    return inspect_keras(path) if path.suffix == ".keras" else load.inspect(path)
+
+
+def checkpoint_json(
+    source: str, path: Path, row: "Known | None", checkpoint: "Checkpoint"
+) -> dict[str, Any]:
+    """What `--json` prints of a checkpoint."""
+    fields = {f.name: getattr(checkpoint, f.name) for f in dataclasses.fields(checkpoint)}
+    return {
+        "source": source,
+        "path": str(path),
+        "known": row._asdict() if row else None,
+        **fields,
+        "config": checkpoint.config.to_dict(),
+        "loadable": not (checkpoint.missing or checkpoint.extra or checkpoint.misshaped),
+    }
+
+
+def checkpoint_facts(
+    source: str, path: Path, row: "Known | None", checkpoint: "Checkpoint"
+) -> Iterator[tuple[str, object]]:
+    """What is printed of a checkpoint: titles and values."""
+    config = checkpoint.config
+    yield "source", source
+    if str(path) != source:
+        yield "path", path
+    if row:
+        yield "stated in", row.reference
+        yield "license", row.license or "not stated there"
+    yield "format", checkpoint.format
+    yield "arrays", f"{checkpoint.num_arrays:,}, {checkpoint.nbytes / 1e6:,.1f} MB"
+    yield "parameters", f"{checkpoint.parameters:,}"
+    yield "model", _architecture(config)
+    yield "classes", config.num_classes or "none: it returns features"
+    yield "numerics", f"LayerNorm epsilon {config.norm_epsilon:g}, {config.gelu} GELU"
+    yield "positions", f"{config.position_embedding}, resampled as {config.interpolation} does"
+    yield "pixels", pixels(config)
+    yield "read", f"{len(checkpoint.loaded)} of {checkpoint.num_arrays} arrays"
+    for name, value in checkpoint.assumed.items():
+        yield "assumed", f"{name}={value!r}: the file does not state it"
+    for name, reason in checkpoint.dropped.items():
+        yield "left out", f"{name}: {reason}"
+    for title in ("missing", "extra", "misshaped"):
+        for line in getattr(checkpoint, title):
+            yield title, line
+
+
+def run_facts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is printed of the run that `runs.read` describes: titles and values."""
+    recipe, data = run["recipe"], run["recipe"].get("data", {})
+    yield "run", run["path"]
+    yield "recipe", str(recipe.get("name", "not known"))
+    yield "data", ", ".join(str(v) for v in (data.get("source"), data.get("path")) if v)
+    yield "trains", _model(recipe.get("model", {}))
+    yield "state", _state(run)
+    for name, value in (run["results"] or {}).items():
+        yield "result", f"{name} {_short(value)}"
+    for entry in run["checkpoints"]:
+        yield "checkpoint", _checkpoint(entry)
+    for name in run["set_aside"]:
+        yield "set aside", f"{name}: it was broken when the run went on"
+    for name in run["left_over"]:
+        doing = "being written" if run["process"] else "left by a kill, the next run removes it"
+        yield "unfinished", f"{name}: {doing}"
+    if last := run["log"]["last"]:
+        yield "log", f"{run['log']['epochs']} epochs; the last:"
+        for name, value in last.items():
+            yield "", f"{name} {_short(value)}"
+    for problem in run["problems"]:
+        yield "problem", problem
+
+
+def _architecture(config: "ViTConfig") -> str:
+    height, width = config.image_size
+    patch = "x".join(map(str, dict.fromkeys(config.patch_size)))
+    parts = [
+        f"{height} x {width} x {config.in_channels}, patch {patch}, width {config.width}, "
+        f"depth {config.depth}, {config.num_heads} heads, MLP {config.mlp_dim}",
+        "class token" if config.class_token else "no class token",
+    ]
+    if config.num_registers:
+        parts.append(f"{config.num_registers} registers")
+    if config.layer_scale:
+        parts.append("LayerScale")
+    parts.append(f"pooling {config.pooling}")
+    return ", ".join(parts)
+
+
+def pixels(config: "ViTConfig") -> str:
+    """How an image is resized and normalized."""
+    height, width = config.image_size
+    how = f"{config.resize_method} to {height} x {width}"
+    if (r := config.crop_fraction) is not None:
+        cover = f"{int(height / r)} x {int(width / r)}"
+        how = f"{config.resize_method} to cover {cover}, the centre of {height} x {width}"
+    return f"{how}; (pixel / 255 - {config.pixel_mean}) / {config.pixel_std}"
+
+
+def _model(model: Mapping[str, Any]) -> str:
+    config = [f"{name} {value}" for name, value in model.get("config", {}).items()]
+    parts = [model.get("variant"), *config]
+    if weights := model.get("weights"):
+        parts.append(f"beginning with {weights}")
+    if (method := model.get("method", "full")) != "full":
+        parts.append(method)
+    return ", ".join(part for part in parts if part)
+
+
+def _state(run: Mapping[str, Any]) -> str:
+    text, at = run["state"], run["position"]
+    if run["process"]:
+        text += f": {run['process']}"
+    if run["state"] == "finished":
+        return text
+    if at is None:
+        return f"{text}; there is no checkpoint to go on from"
+    total = f" of {run['steps']:,}" if run["steps"] else ""
+    where = f"step {at['step']:,}{total}"
+    if at["stopped"]:
+        return f"{text}; trained to its end at {where}, with only its report to be written"
+    where += f", epoch {at['epoch'] + 1:,}"
+    if at["step_in_epoch"]:
+        where += f" (step {at['step_in_epoch']:,} of {at['steps_per_epoch']:,})"
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["saved"]))
+    return f"{text}; last saved at {where}, {moment}"
+
+
+def _checkpoint(entry: Mapping[str, Any]) -> str:
+    text = f"step {entry['step']:,}"
+    if not entry["whole"]:
+        return f"{text}: broken, {entry['bytes'] / 1e6:,.1f} MB"
+    at = entry["position"]
+    text += f", epoch {at['epoch'] + (at['step_in_epoch'] > 0):,}, {entry['bytes'] / 1e6:,.1f} MB"
+    return f"{text}, {_age(entry['time'])} old, whole{', the best' if entry['best'] else ''}"
+
+
+def _age(moment: float) -> str:
+    seconds = max(0.0, time.time() - moment)
+    for length, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

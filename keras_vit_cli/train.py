@@ -1,0 +1,100 @@
+"""`keras-vit train`: trains by a recipe."""
+
+import functools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_vit_cli import output
+from keras_vit_cli.backend import load_library
+from keras_vit_cli.options import Debug, Verbose
+
+
+def train(
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name that --list shows, or the path of a .py file.",
+            show_default=False,
+        ),
+    ] = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The run folder: a new one, or that of a run to resume, which knows its recipe.",
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume even if the recipe has changed.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Change a field of the recipe, such as optimizer.learning_rate=3e-4; may be "
+            "repeated.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Where the data is (the same as data.path)."),
+    ] = None,
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help="auto (a cluster that the environment names, all GPUs, or the CPU), one, all, or "
+            "model:N (JAX: weights split over N devices).",
+        ),
+    ] = "auto",
+    list_recipes: Annotated[
+        bool, typer.Option("--list", help="List the recipes and exit.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Train a model by a recipe.
+
+    The run folder gets model.keras, report.md with its figures, recipe.json, log.jsonl and files
+    for TensorBoard. KERAS_BACKEND chooses the backend.
+
+    Example: keras-vit train --recipe digits --workdir runs/digits --set run.epochs=10
+    """
+    if list_recipes:
+        _list()
+        return
+    if workdir is None:
+        raise typer.BadParameter("--recipe and --workdir are required, or --list")
+    if recipe is None and not (workdir / "recipe.json").is_file():
+        raise typer.BadParameter(f"--recipe is required: there is no run in {workdir}")
+    if recipe is not None and recipe.endswith(".py") and not Path(recipe).is_file():
+        raise FileNotFoundError(f"recipe must be a file that exists. Received: {recipe!r}")
+    library = load_library()
+    try:
+        library.train.train(
+            recipe,
+            workdir,
+            overrides=settings or (),
+            data=data,
+            devices=devices,
+            resume=resume,
+            accept_changes=accept_changes,
+            verbose=0 if quiet else "auto",
+            say=None if quiet else functools.partial(print, flush=True),
+        )
+    except KeyboardInterrupt:
+        output.err.print("\nkeras-vit: stopped", highlight=False)
+        raise typer.Exit(130) from None
+
+
+def _list() -> None:
+    recipes = load_library().train.list_recipes()
+    width = max(map(len, recipes))
+    for name, description in recipes.items():
+        print(f"{name:{width}}  {description}")

@@ -1,0 +1,158 @@
+"""`keras-vit train` as a user calls it, on the digits with a tiny model."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from keras_vit import runs, train
+from keras_vit.train.run import run_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_train_says_what_it_does_and_where_things_are(call, digits, tmp_path):
+    code, out, _ = call(*digits(tmp_path / "run"))
+    assert code == 0
+    assert "1,437 training and 360 test images of 10 classes" in out
+    assert "4 steps of 700 in 2 epochs" in out and keras.backend.backend() in out
+    assert "Test: top-1" in out and f"{tmp_path}/run/model.keras" in out
+    assert "\x08" not in out and "━" not in out  # no bar where nobody watches
+    assert sum("val_accuracy" in line for line in out.splitlines()) == 2
+
+
+def test_list_shows_every_recipe_there_is(call):
+    code, out, _ = call("train", "--list")
+    lines = out.splitlines()
+    files = {path.stem for path in (ROOT / "training").glob("recipes/*.py")}
+    assert code == 0
+    assert {line.split()[0] for line in lines} == files and len(files) > 10
+    (line,) = (line for line in lines if line.startswith("digits "))
+    assert line.split(maxsplit=1)[1].startswith("Handwritten digits")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--recipe", "digit"], "near: digits"),
+        (["--recipe", "none.py"], "recipe must be a file that exists. Received: 'none.py'"),
+        (["--set", "optimizer.learning_rat=1"], "near: learning_rate"),
+        (["--set", "run.batch_size=9999"], "1 to the 1437 training samples"),
+        (["--set", "data.source=digit"], "data.source must be"),
+        (["--set", "model.config.width=15"], "num_heads must divide width=15"),
+        (["--set", "data.source=folder", "--data", "/no/such/place"], "/no/such/place"),
+    ],
+)
+def test_train_refuses_in_one_line(call, digits, change, words, tmp_path):
+    code, out, err = call(*digits(tmp_path / "run", *change))
+    assert (code, out) == (1, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("keras-vit: error: ") and words in last
+    assert "Traceback" not in err
+
+
+def test_an_unknown_recipe_shows_all(call, tmp_path):
+    code, _, err = call("train", "--recipe", "zzz", "--workdir", tmp_path)
+    assert code == 1 and all(name in err for name in train.list_recipes())
+
+
+def test_a_recipe_may_be_a_file(call, tmp_path):
+    source = (ROOT / "training/recipes/digits.py").read_text()
+    (tmp_path / "mine.py").write_text(source.replace("def digits(", "def mine("))
+    options = ("--recipe", tmp_path / "mine.py", "--workdir", tmp_path / "run")
+    code, _, err = call("train", *options, "--set", "run.batch_size=9999")
+    assert code == 1 and "1 to the 1437 training samples" in err
+
+
+def test_a_finished_run_is_left_alone(call, digits, trained):
+    folder = trained
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    code, out, _ = call(*digits(folder))
+    assert code == 0
+    assert "top-1" in out and "finished before" in out
+    code, _, err = call(*digits(folder, "--no-resume"))
+    assert code == 1 and "which holds checkpoints, confusion.png, curves.png" in err
+    code, _, message = call(*digits(folder, "--set", "run.seed=5"))
+    assert code == 1
+    assert "--accept-changes" in message and "run.seed: 0 -> 5" in message
+    fewer = ["--set", "run.steps=3", "--accept-changes"]
+    code, _, err = call(*digits(folder, *fewer))
+    assert code == 1 and "run.steps must be at least 4, where 4 are done" in err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_finished_run_can_be_made_longer(call, trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    log = (copy / "log.jsonl").read_text()
+    # A run of 9 steps would have epochs of 3, and this one keeps those it had, of 2.
+    more = ["--workdir", str(copy), "--set", "run.steps=9", "--accept-changes"]
+    code, out, _ = call("train", *more)  # it knows its recipe
+    assert code == 0
+    assert "9 steps of 700 in 5 epochs" in out and "resumes at step 4, in epoch 3" in out
+    assert "finished before" not in out
+    longer = (copy / "log.jsonl").read_text()
+    assert longer.startswith(log) and len(longer.splitlines()) == 5
+    assert json.loads((copy / "recipe.json").read_text())["run"]["steps"] == 9
+    assert json.loads((copy / "results.json").read_text())["steps"] == 9
+    assert runs.read(copy)["position"]["steps_per_epoch"] == 2
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the same on all")
+def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    log, results = (copy / "log.jsonl").read_bytes(), (copy / "results.json").read_text()
+    wanted = run_folder.read_results(copy)
+    (copy / "results.json").write_text(results[:9])
+    assert run_folder.read_results(copy) is None and "results.json cannot be read" in caplog.text
+    (copy / "results.json").write_text(results)
+    (copy / "model.keras").unlink()
+    code, out, _ = call("train", "--workdir", copy)
+    assert code == 0 and "resumes at step 4" in out
+    assert "model.keras is missing, and is created again" in caplog.text
+    got = run_folder.read_results(copy)
+    got["seconds"] = pytest.approx(wanted["seconds"], abs=1)
+    assert wanted == got and (copy / "log.jsonl").read_bytes() == log
+    models = (keras.saving.load_model(one / "model.keras") for one in (trained, copy))
+    for one, other in zip(*(model.get_weights() for model in models), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(call, trained, tmp_path, caplog):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    wanted = (copy / "recipe.json").read_text()
+    (copy / "recipe.json").write_text(wanted[:50])
+    (copy / "results.json").unlink()
+    assert call("train", "--workdir", copy)[0] == 0
+    assert "recipe.json cannot be read as a recipe" in caplog.text and "ckpt-00" in caplog.text
+    assert (copy / "recipe.json").read_text() == wanted
+    (copy / "recipe.json").write_text("[]")
+    shutil.rmtree(copy / "checkpoints")
+    code, _, err = call("train", "--workdir", copy)
+    assert code == 1 and "copy/recipe.json cannot be read as a recipe" in err
+
+
+@pytest.mark.parametrize("options", [["--recipe", "digits"], ["--workdir", "x"], ["--nonsense"]])
+def test_a_wrong_call_of_train_is_code_2(call, options):
+    code, out, err = call("train", *options)
+    assert (code, out) == (2, "") and "Usage: keras-vit train" in err
+
+
+def test_train_that_is_interrupted_is_code_130(call, digits, tmp_path, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "train", interrupt)
+    code, out, err = call(*digits(tmp_path / "run"))
+    assert (code, out, err) == (130, "", "\nkeras-vit: stopped\n")
+
+
+def test_programs_of_a_checkout_are_the_commands():
+    for name, text in (("train", "Train a model by a recipe"), ("evaluate", "Measure top-1")):
+        command = [sys.executable, "-m", f"training.{name}", "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert f"Usage: keras-vit {name}" in done.stdout and text in done.stdout

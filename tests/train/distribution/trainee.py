@@ -1,0 +1,236 @@
+"""A training run in processes of its own, for the tests here: `run` starts them and reads them.
+
+Every run trains the same tiny ViT on the same numbers, dropout off, so that all of them can be
+compared: a process writes its losses after each step, an evaluation of 21 samples in batches of 8,
+and every weight.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[3]
+BATCH, STEPS, TESTS = 8, 5, 21
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a process does."""
+
+    devices: str = "one"
+    optimizer: str = "sgd"  # a name of keras_vit.train.recipe.Optimizer
+    settings: tuple[str, ...] = ()  # as --set takes them, for example "optimizer.accumulate=2"
+    logical_cpus: int = 1  # TensorFlow's; JAX has XLA_FLAGS
+    own_part: bool = False  # feed each process its part only, through devices.distribute
+    keras_file: str | None = None  # the chief saves the model there
+
+
+@dataclasses.dataclass
+class Result:
+    """What one process wrote, and said."""
+
+    code: int
+    said: str
+    losses: np.ndarray | None = None
+    evaluation: np.ndarray | None = None  # loss and accuracy
+    weights: dict[str, np.ndarray] | None = None
+    facts: dict | None = None  # replicas, processes, process, kind
+
+
+def run(
+    plan: Plan, environments: Sequence[dict[str, str]] = ({},), timeout: float = 240
+) -> list[Result]:
+    """Runs one process for each environment, at the same time."""
+    return run_in_turn([plan], environments, timeout)[0]
+
+
+def run_in_turn(
+    plans: Sequence[Plan], environments: Sequence[dict[str, str]] = ({},), timeout: float = 240
+) -> list[list[Result]]:
+    """As `run`, but the processes run one plan after the other, and load Keras once.
+
+    Returns:
+        For each plan the results of the processes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for number, extra in enumerate(environments):
+            outs = [Path(folder, f"{number}_{i}.npz") for i in range(len(plans))]
+            log = Path(folder, f"{number}.log")
+            fields = json.dumps([dataclasses.asdict(plan) for plan in plans])
+            command = [sys.executable, __file__, fields, *map(str, outs)]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+            with log.open("wb") as file:
+                child = subprocess.Popen(
+                    command, env={**environment, **extra}, stdout=file, stderr=subprocess.STDOUT
+                )
+            children.append((child, log, outs))
+        try:
+            codes = [_wait(child, timeout) for child, _, _ in children]
+            return [
+                [
+                    _result(code, log, outs[i])
+                    for code, (_, log, outs) in zip(codes, children, strict=True)
+                ]
+                for i in range(len(plans))
+            ]
+        finally:
+            for child, _, _ in children:
+                child.kill()
+                child.wait()
+
+
+def _wait(child, timeout):
+    try:
+        return child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return -1
+
+
+def _result(code, log, out):
+    said = log.read_text(errors="replace")
+    if code or not out.exists():
+        return Result(code, said)
+    with np.load(out) as file:
+        arrays = dict(file)
+    return Result(
+        code,
+        said,
+        arrays.pop("losses"),
+        arrays.pop("evaluation"),
+        facts=json.loads(str(arrays.pop("facts"))),
+        weights=arrays,
+    )
+
+
+def check_same(result: Result, reference: Result, tolerance: float = 1e-5) -> None:
+    """Fails where a run is not what one device makes of the same batches.
+
+    The bias of the keys is left out: its true gradient is zero, and AdamW divides noise by noise.
+    """
+    assert result.code == 0, result.said[-3000:]
+    np.testing.assert_allclose(result.losses, reference.losses, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        result.evaluation, reference.evaluation, rtol=tolerance, atol=tolerance
+    )
+    assert result.weights.keys() == reference.weights.keys()
+    for path, wanted in reference.weights.items():
+        if not path.endswith("key/bias"):
+            np.testing.assert_allclose(
+                result.weights[path], wanted, rtol=0, atol=tolerance, err_msg=path
+            )
+
+
+def main(plan: Plan, out: str) -> None:
+    """What a process does."""
+    if plan.logical_cpus > 1:
+        import tensorflow as tf
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration()] * plan.logical_cpus
+        tf.config.set_logical_device_configuration(cpu, parts)
+
+    from keras_vit.train import distribution
+
+    with distribution.scope(plan.devices) as devices:
+        train(plan, devices, out)
+
+
+def train(plan, devices, out):
+    """Builds, fits, evaluates and writes, inside the scope of its devices."""
+    import keras
+    import tensorflow as tf
+
+    import keras_vit
+    from keras_vit.train import recipe
+    from keras_vit.train.optim.optimizer import make_optimizer
+    from keras_vit.train.run import trained_model
+
+    settings = [f"optimizer.name={plan.optimizer}", "optimizer.learning_rate=0.05"]
+    if plan.optimizer != "sgd":
+        settings[1] = "optimizer.learning_rate=0.002"
+    one = recipe.override(
+        recipe.Recipe(
+            "test",
+            recipe.Data("digits"),
+            recipe.Model(
+                config={"patch_size": 8, "width": 20, "depth": 2, "num_heads": 4, "mlp_dim": 28}
+            ),
+            recipe.Run(BATCH, steps=STEPS),
+            schedule=recipe.Schedule("constant"),
+        ),
+        [*settings, *plan.settings],
+    )
+    keras.utils.set_random_seed(0)
+    config = {**one.model.config, "head_init": "truncated_normal", "num_classes": 3}
+    model = keras_vit.ViT(
+        keras_vit.ViTConfig(image_size=(24, 16), in_channels=1, **config), dtype=one.run.precision
+    )
+    model.compile(
+        devices.optimizer(lambda: make_optimizer(one, model, STEPS), one.run.precision),
+        keras.losses.CategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[keras.metrics.CategoricalAccuracy(name="accuracy")],
+        jit_compile=devices.jit_compile(one.run.jit_compile),
+        steps_per_execution=one.run.steps_per_execution,
+    )
+    devices.prepare(model)
+
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((BATCH * STEPS + TESTS, 24, 16, 1)).astype("float32")
+    targets = np.eye(3, dtype="float32")[rng.integers(0, 3, len(images))]
+    part = BATCH // devices.processes
+
+    def dataset(first, number, *more):
+        """Whole batches; or the part of them that belongs to this process."""
+        arrays = (images[first : first + number], targets[first : first + number], *more)
+        if not plan.own_part:
+            return tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH, drop_remainder=True)
+        mine = np.arange(number).reshape(-1, devices.processes, part)[:, devices.process].ravel()
+        mine = tf.data.Dataset.from_tensor_slices(tuple(a[mine] for a in arrays))
+        return devices.distribute(mine.batch(part, drop_remainder=True))
+
+    losses = []
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: losses.append(logs))
+    model.fit(
+        dataset(0, BATCH * STEPS),
+        epochs=STEPS // one.run.steps_per_execution,
+        steps_per_epoch=one.run.steps_per_execution,
+        callbacks=[keep],
+        shuffle=False,
+        verbose=0,
+    )
+    # The last batch is filled up with samples of no weight, and the others weigh more for it.
+    padded = -(-TESTS // BATCH) * BATCH
+    weights = np.where(np.arange(padded) < TESTS, padded / TESTS, 0).astype("float32")
+    images = np.concatenate([images, images[: padded - TESTS]])
+    targets = np.concatenate([targets, targets[: padded - TESTS]])
+    found = model.evaluate(dataset(BATCH * STEPS, padded, weights), verbose=0)
+    if plan.keras_file and devices.is_chief:
+        # Where devices say so, a model that one process alone makes is that process' own.
+        with getattr(devices, "alone", contextlib.nullcontext)():
+            trained_model.float32_copy(model, trained_model.merged_weights(model)).save(
+                plan.keras_file
+            )
+    facts = {k: getattr(devices, k) for k in ("kind", "replicas", "processes", "process")}
+    weights = {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
+    devices.barrier()
+    np.savez(
+        out,
+        losses=[logs["loss"] for logs in losses],
+        evaluation=found,
+        facts=json.dumps(facts),
+        **weights,
+    )
+
+
+if __name__ == "__main__":
+    for one, path in zip(json.loads(sys.argv[1]), sys.argv[2:], strict=True):
+        main(Plan(**{**one, "settings": tuple(one["settings"])}), path)

@@ -1,0 +1,47 @@
+"""The factor of each weight; what they do to an optimizer is in test_optimizers.py."""
+
+import keras
+import pytest
+from conformance import tiny_model
+
+from keras_vit.train.optim.layer_decay import layer_factors, with_layer_factors
+
+
+def test_layer_factors_are_those_of_beit():
+    model = tiny_model("registers", depth=3)
+    factors = layer_factors(model, 0.5)
+    wanted = {
+        "patches/projection/kernel": 0.5**4,
+        "class_token/tokens": 0.5**4,
+        "registers/tokens": 0.5**4,
+        "position_embedding/table": 0.5**4,
+        "encoder_block_0/attention/query/kernel": 0.5**3,
+        "encoder_block_1/mlp_norm/gamma": 0.5**2,
+        "encoder_block_2/mlp/dense_1/bias": 0.5,
+        "encoder_norm/gamma": 1.0,
+        "head/kernel": 1.0,
+    }
+    assert {path: factors[path] for path in wanted} == wanted
+    assert list(factors) == [v.path for v in model.weights]
+    assert set(layer_factors(model, 1.0).values()) == {1.0}
+    assert layer_factors(tiny_model("pre_logits"), 0.5)["pre_logits/kernel"] == 1.0
+
+
+def test_layer_factors_refuse_what_makes_no_sense():
+    for decay in (0, 1.5):
+        with pytest.raises(
+            ValueError, match=rf"decay must be in \(0, 1\]. Received: decay={decay}"
+        ):
+            layer_factors(tiny_model(), decay)
+    with pytest.raises(ValueError, match="model must have encoder blocks"):
+        layer_factors(keras.Sequential(name="other"), 0.5)
+
+
+def test_with_layer_factors_keeps_the_class_that_keras_would_make():
+    cls = with_layer_factors(keras.optimizers.AdamW)
+    assert issubclass(cls, type(keras.optimizers.AdamW()))
+    assert cls is with_layer_factors(keras.optimizers.AdamW)
+    factors = layer_factors(tiny_model(), 0.5)
+    optimizer = cls(factors=factors, weight_decay=0.1)
+    copy = cls.from_config(optimizer.get_config())
+    assert copy.factors == factors and copy.weight_decay == 0.1
