@@ -79,10 +79,10 @@ def rows(run, calibration, images, rounds):
 
 def make_files(model, calibration):
     """The content of each file, by name; all give logits for one picture."""
-    from keras_vit.export import quantize
-    from keras_vit.export.fuse import fold
-    from keras_vit.export.tflite import export_tflite
-    from keras_vit.export.tflite_graph import to_float32_tflite
+    from keras_vit.export.fold import fold
+    from keras_vit.export.tflite import quantize
+    from keras_vit.export.tflite.export import export_tflite
+    from keras_vit.export.tflite.operators import to_float32_tflite
 
     files = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -148,7 +148,7 @@ def _keras_hub(config, kinds, folder):
     import tensorflow as tf
 
     from benchmarks import contenders
-    from keras_vit.export.quantize import quantise
+    from keras_vit.export.tflite.quantize import quantise
 
     model = contenders.build("keras_hub", config, "float32")
     images = keras.InputSpec(shape=(1, *config.input_shape), dtype="float32")

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.export import client, serving
+from keras_vit.export.serving import client
+from keras_vit.export.serving import config as serving
 
 app = typer.Typer()
 out = Console()

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from keras_vit import cli_predict, pictures, preprocessing, runtime
-from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.saved_model.export import export_saved_model
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="the runtimes are tested on every backend"

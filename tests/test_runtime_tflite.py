@@ -10,8 +10,9 @@ import pytest
 from conformance import TINY, images, run, tiny_model
 
 from keras_vit import runtime
-from keras_vit.export import fuse, tflite_graph
-from keras_vit.export.tflite_metadata import add_metadata
+from keras_vit.export import fold as fuse
+from keras_vit.export.tflite import operators as tflite_graph
+from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.preprocessing import normalised
 from keras_vit.runtime.tflite import TFLiteRuntime
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from conformance import KINDS, TINY, images, randomise, run, tiny_model
 
-from keras_vit.export import fuse, graph
+from keras_vit.export import fold as fuse
+from keras_vit.export.saved_model import operators as graph
 
 tensorflow_only = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="folding reads NumPy arrays alike everywhere"

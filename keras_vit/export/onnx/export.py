@@ -13,9 +13,9 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.arguments import check_bound, check_choice, class_names
-from keras_vit.export.fuse import Norm, check_model, fold
+from keras_vit.export.fold import Norm, check_model, fold
 from keras_vit.export.one_file import check_file, new_file
-from keras_vit.export.onnx_graph import (
+from keras_vit.export.onnx.operators import (
     DTYPES,
     IMAGES,
     MAX_BYTES,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.export.fuse import Block, Folded, Norm, Product
+from keras_vit.export.fold import Block, Folded, Norm, Product
 
 DTYPES = ("float32", "float16")
 IMAGES = ("float32", "uint8")

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 
 from keras_vit.config import ViTConfig
-from keras_vit.export import image_bytes, signatures, versions, warm_up
 from keras_vit.export.arguments import check_bound, check_choice, check_count, class_names
-from keras_vit.export.fuse import check_model
-from keras_vit.export.graph import DTYPES
-from keras_vit.export.in_tensorflow import in_tensorflow
-from keras_vit.export.manifest import as_json, describe, write_manifest
-from keras_vit.export.signatures import Serving
+from keras_vit.export.fold import check_model
+from keras_vit.export.saved_model import image_bytes, signatures, versions, warm_up
+from keras_vit.export.saved_model.child_process import in_tensorflow
+from keras_vit.export.saved_model.manifest import as_json, describe, write_manifest
+from keras_vit.export.saved_model.operators import DTYPES
+from keras_vit.export.saved_model.signatures import Serving
 from keras_vit.export.verify import (
     BOUNDS,
     Verification,
@@ -129,7 +129,7 @@ def export_saved_model(
     if keras.backend.backend() == "tensorflow":
         facts = export_here(model, verify=pictures, **arguments)
     else:
-        facts = in_tensorflow("saved_model:export_here", model, arguments, pictures)
+        facts = in_tensorflow("saved_model.export:export_here", model, arguments, pictures)
     facts["verification"] = Verification(**facts["verification"])
     return Export(**{**facts, "path": Path(path, str(facts["version"]))})
 

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_vit.config import ViTConfig
-from keras_vit.export.signatures import input_of
+from keras_vit.export.saved_model.signatures import input_of
 from keras_vit.runtime.saved_model import MANIFEST
 
 PIXEL_FIELDS = ("image_size", "in_channels", "resize_method", "crop_fraction")

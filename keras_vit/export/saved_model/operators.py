@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.export.fuse import Block, Folded, Product, fold
+from keras_vit.export.fold import Block, Folded, Product, fold
 from keras_vit.model import ViT
 
 DTYPES = ("float32", "bfloat16")

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.export import graph, image_bytes
-from keras_vit.export.fuse import fold
+from keras_vit.export.fold import fold
+from keras_vit.export.saved_model import image_bytes
+from keras_vit.export.saved_model import operators as graph
 from keras_vit.model import ViT
 
 PROBABILITIES = ("softmax", "sigmoid")  # made of logits

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_vit.export.signatures import input_of
+from keras_vit.export.saved_model.signatures import input_of
 
 PLACE = Path("assets.extra", "tf_serving_warmup_requests")
 PREDICT_LOG = 6  # of PredictionLog

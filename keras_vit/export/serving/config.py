@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from keras_vit.export import serving_text as text
+from keras_vit.export.serving import templates as text
 
 IMAGE = "tensorflow/serving:2.21.0"
 """The server's image. It must not be older than the TensorFlow that wrote the models."""

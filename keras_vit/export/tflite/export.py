@@ -13,12 +13,12 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.export.accuracy import Drop, check_drop
 from keras_vit.export.arguments import check_bound, check_choice, check_count, class_names
-from keras_vit.export.fuse import Folded, check_model, fold
+from keras_vit.export.fold import Folded, check_model, fold
 from keras_vit.export.one_file import check_file, new_file
-from keras_vit.export.quantize import calibration_images, quantise
 from keras_vit.export.requirement import check_tensorflow
-from keras_vit.export.tflite_graph import IMAGES, OUTPUTS, PROBABILITIES, to_float32_tflite
-from keras_vit.export.tflite_metadata import add_metadata
+from keras_vit.export.tflite.metadata import add_metadata
+from keras_vit.export.tflite.operators import IMAGES, OUTPUTS, PROBABILITIES, to_float32_tflite
+from keras_vit.export.tflite.quantize import calibration_images, quantise
 from keras_vit.export.verify import (
     Verification,
     checked_pictures,

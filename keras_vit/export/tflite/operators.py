@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.arguments import check_choice
-from keras_vit.export.fuse import Block, Folded, Norm, Product
+from keras_vit.export.fold import Block, Folded, Norm, Product
 from keras_vit.runtime.tflite import litert
 
 OUTPUTS = ("probabilities", "logits", "features")

@@ -15,8 +15,9 @@ import numpy as np
 
 from keras_vit.export.accuracy import batches
 from keras_vit.export.arguments import check_count
-from keras_vit.export.fuse import check_model, fold
-from keras_vit.export.quantize import (
+from keras_vit.export.fold import check_model, fold
+from keras_vit.export.tflite.operators import to_float32_tflite
+from keras_vit.export.tflite.quantize import (
     BETWEEN,
     Ranges,
     calibration_images,
@@ -26,7 +27,6 @@ from keras_vit.export.quantize import (
     quantise_layers,
     read_operators,
 )
-from keras_vit.export.tflite_graph import to_float32_tflite
 from keras_vit.model import ViT
 from keras_vit.preprocessing import normalised
 from keras_vit.runtime import KerasRuntime

@@ -11,9 +11,10 @@ import pytest
 from conformance import KINDS, images, run, tiny_model
 
 from keras_vit import ViTConfig, preprocessing, runtime
-from keras_vit.export import fuse, onnx_graph
-from keras_vit.export import onnx as export_module
-from keras_vit.export.onnx import export_onnx, gain_of_features
+from keras_vit.export import fold as fuse
+from keras_vit.export.onnx import export as export_module
+from keras_vit.export.onnx import operators as onnx_graph
+from keras_vit.export.onnx.export import export_onnx, gain_of_features
 from keras_vit.runtime.onnx import OnnxRuntime
 
 onnx = pytest.importorskip("onnx")

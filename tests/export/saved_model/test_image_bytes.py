@@ -11,7 +11,7 @@ from conformance import tiny_model
 from PIL import Image
 
 from keras_vit import ViTConfig, preprocessing, runtime
-from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.saved_model.export import export_saved_model
 from keras_vit.export.verify import FILES_BOUND
 
 pytestmark = pytest.mark.skipif(
@@ -49,7 +49,7 @@ def graphs():
     """One graph for each config, as a signature is: nothing is known of the batch."""
     import tensorflow as tf
 
-    from keras_vit.export.image_bytes import decode
+    from keras_vit.export.saved_model.image_bytes import decode
 
     made = {}
 

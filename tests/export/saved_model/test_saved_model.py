@@ -11,8 +11,9 @@ from conformance import images, run, tiny_model
 from PIL import Image
 
 from keras_vit import ViTConfig, preprocessing, runtime
-from keras_vit.export import saved_model, versions
-from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.saved_model import export as saved_model
+from keras_vit.export.saved_model import versions
+from keras_vit.export.saved_model.export import export_saved_model
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="an export runs on TensorFlow")

@@ -14,9 +14,9 @@ import pytest
 from conformance import images, run, tiny_model
 
 from keras_vit import runtime
-from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.saved_model.export import export_saved_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="an export runs on TensorFlow")
 elsewhere = pytest.mark.skipif(TENSORFLOW, reason="about a backend without SavedModel")
@@ -92,7 +92,7 @@ def test_saved_model_cli_shows_and_runs_it(model, export, tmp_path):
 
 KILLED = """
 import os, sys, time
-from keras_vit.export import saved_model
+from keras_vit.export.saved_model import export as saved_model
 from conformance import tiny_model
 model = tiny_model()
 print("ready", flush=True)

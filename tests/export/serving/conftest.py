@@ -22,7 +22,7 @@ def exported(tmp_path_factory):
     """savedmodels/flowers with version 1, the files of `serve-config` beside it."""
     import tiny_export
 
-    from keras_vit.export import serving
+    from keras_vit.export.serving import config as serving
 
     folder = tmp_path_factory.mktemp("savedmodels") / NAME
     tiny_export.export(folder)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_export
 
-from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.saved_model.export import export_saved_model
 
 LOADER = Path(__file__).with_name("c_loader.py")
 IMAGES = tiny_export.images(3)

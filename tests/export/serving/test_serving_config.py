@@ -9,9 +9,9 @@ from google.protobuf import text_format
 from typer.testing import CliRunner
 
 from keras_vit.cli_serve import app
-from keras_vit.export import serving
+from keras_vit.export.serving import config as serving
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = ["models.config", "batching.config", "docker-compose.yml", "README.md"]
 # Of tensorflow_model_server, as its main.cc declares them.
 FLAGS = {

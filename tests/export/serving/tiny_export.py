@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 import keras_vit
-from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.saved_model.export import export_saved_model
 
 LABELS = ("cat", "dog", "élan")
 CONFIG = keras_vit.ViTConfig(

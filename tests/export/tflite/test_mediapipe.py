@@ -16,7 +16,7 @@ import pytest
 from conformance import TINY, randomise
 
 from keras_vit import ViT, runtime
-from keras_vit.export.tflite import export_tflite
+from keras_vit.export.tflite.export import export_tflite
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-TRAINED = HERE.parents[1] / "runs" / "cifar10" / "model.keras"
+TRAINED = HERE.parents[2] / "runs" / "cifar10" / "model.keras"
 MEDIAPIPE = "mediapipe==1.2.0"
 MODES = (None, "float16", "dynamic", "int8")
 CONFIG = TINY.replace(labels=("cat", "dog", "élan"))

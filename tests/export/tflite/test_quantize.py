@@ -7,9 +7,9 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from conformance import TINY, images, run, tiny_model
 
-from keras_vit.export import quantize
-from keras_vit.export.fuse import fold
-from keras_vit.export.tflite_graph import to_float32_tflite
+from keras_vit.export.fold import fold
+from keras_vit.export.tflite import quantize
+from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.preprocessing import normalised
 
 pytestmark = pytest.mark.skipif(

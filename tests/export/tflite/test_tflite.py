@@ -9,8 +9,9 @@ import pytest
 from conformance import TINY, images, run, tiny_model
 
 from keras_vit import runtime
-from keras_vit.export import fuse, tflite
-from keras_vit.export.tflite import export_tflite
+from keras_vit.export import fold as fuse
+from keras_vit.export.tflite import export as tflite
+from keras_vit.export.tflite.export import export_tflite
 
 LABELS = ["rose", "tulip, red", "Gänseblümchen"]
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from conformance import TINY, tiny_model
 
-from keras_vit.export import fuse, tflite_graph
-from keras_vit.export.quantize import quantise
-from keras_vit.export.tflite_metadata import add_metadata
+from keras_vit.export import fold as fuse
+from keras_vit.export.tflite import operators as tflite_graph
+from keras_vit.export.tflite.metadata import add_metadata
+from keras_vit.export.tflite.quantize import quantise
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="bytes are bytes everywhere"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from conformance import KINDS, TINY, images, run, tiny_model
 
-from keras_vit.export import fuse, tflite_graph
+from keras_vit.export import fold as fuse
+from keras_vit.export.tflite import operators as tflite_graph
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="conversion starts from NumPy arrays"
