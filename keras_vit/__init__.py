@@ -27,9 +27,9 @@ from keras_vit.variants import (
 
 if TYPE_CHECKING:
     from keras_vit import explain, runtime
+    from keras_vit.export.fused import fused
     from keras_vit.export.onnx.export import export_onnx
     from keras_vit.export.saved_model.export import export_saved_model
-    from keras_vit.export.saved_model.operators import fused
     from keras_vit.export.tflite.export import export_tflite
     from keras_vit.export.tflite.sensitivity import quantization_sweep
     from keras_vit.weights.load import from_pretrained
@@ -76,7 +76,7 @@ _LATER = {
     "export_saved_model": "keras_vit.export.saved_model.export",
     "export_tflite": "keras_vit.export.tflite.export",
     "from_pretrained": "keras_vit.weights.load",
-    "fused": "keras_vit.export.saved_model.operators",
+    "fused": "keras_vit.export.fused",
     "quantization_sweep": "keras_vit.export.tflite.sensitivity",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",

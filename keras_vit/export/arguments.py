@@ -5,6 +5,12 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 
+IMAGES = ("float32", "uint8")
+"""What an export's `images` are: what the model takes, or pixels, which are normalized inside."""
+
+PROBABILITIES = ("softmax", "sigmoid")
+"""The functions from logits to probabilities."""
+
 
 def check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Raises where an argument is none of the allowed values."""

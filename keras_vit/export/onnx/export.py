@@ -12,15 +12,13 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.export.arguments import check_bound, check_choice, class_names
-from keras_vit.export.fold import Norm, check_model, fold
+from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
+from keras_vit.export.fold import check_model, fold
 from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.onnx.operators import (
     DTYPES,
-    IMAGES,
     MAX_BYTES,
     OPSET,
-    PROBABILITIES,
     import_onnx,
     to_onnx,
 )
@@ -148,7 +146,6 @@ def export_onnx(
         images=images,
         activation=record["activation"],
         opset=opset,
-        gain=gain_of_features(model),
     )
     _describe(made, record)
     reference = KerasRuntime(float32_model(model))
@@ -178,23 +175,6 @@ def export_onnx(
         plain_latency=plain_latency,
         verification=verification,
     )
-
-
-def gain_of_features(model: ViT) -> Norm | None:
-    """The gain and offset of the last norm where `fold` moves them into the head, or None.
-
-    `features` are what the head of the model reads, so there they are applied after all.
-    """
-    config = model.config
-    in_head = config.num_classes and config.representation_size is None
-    if not in_head or config.final_norm == "none":
-        return None
-    layer = model.get_layer("encoder_norm")
-    scale, offset = (
-        np.asarray(keras.ops.convert_to_numpy(v.value), "float32")
-        for v in (layer.gamma, layer.beta)
-    )
-    return Norm(layer.epsilon, scale, offset)
 
 
 # -- the arguments

@@ -10,7 +10,14 @@ from typing import Any
 import keras
 
 from keras_vit.config import ViTConfig
-from keras_vit.export.arguments import check_bound, check_choice, check_count, class_names
+from keras_vit.export.arguments import (
+    IMAGES,
+    PROBABILITIES,
+    check_bound,
+    check_choice,
+    check_count,
+    class_names,
+)
 from keras_vit.export.fold import check_model
 from keras_vit.export.saved_model import image_bytes, signatures, versions, warm_up
 from keras_vit.export.saved_model.child_process import in_tensorflow
@@ -189,8 +196,8 @@ def _serving(
 ) -> Serving:
     """The arguments, checked."""
     check_choice("dtype", dtype, DTYPES)
-    check_choice("activation", activation, (None, *signatures.PROBABILITIES))
-    check_choice("images", images, signatures.IMAGES)
+    check_choice("activation", activation, (None, *PROBABILITIES))
+    check_choice("images", images, IMAGES)
     check_count("top_k", top_k)
     check_count("max_batch_size", max_batch_size)
     check_count("max_pixels", max_pixels)

@@ -9,12 +9,11 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.fold import fold
+from keras_vit.export.program import Program
 from keras_vit.export.saved_model import image_bytes
-from keras_vit.export.saved_model import operators as graph
+from keras_vit.export.saved_model.operators import TensorFlowOperators
 from keras_vit.model import ViT
 
-PROBABILITIES = ("softmax", "sigmoid")  # made of logits
-IMAGES = ("float32", "uint8")
 LABELS = "labels.txt"
 
 
@@ -101,32 +100,16 @@ def input_of(function: Any) -> Any:
 
 def _compute(model: ViT, dtype: str) -> tuple[Any, Any]:
     """A function from normalised images to logits and features, and the variables it reads."""
-    import tensorflow as tf
-
-    folded, config = fold(model), model.config
-    without = config.replace(num_classes=0, labels=None, classifier_activation=None)
-    compiled = graph.compile_graph(dataclasses.replace(folded, config=without, head=None), dtype)
-    head = () if folded.head is None else (folded.head.kernel, folded.head.bias)
-    head = [tf.Variable(tf.constant(value), trainable=False) for value in head]
-    # Where the last norm's gain and offset moved into the head, what the head reads lacks them.
-    gain = None
-    if folded.head and not folded.pre_logits and config.final_norm != "none":
-        norm = model.get_layer("encoder_norm")
-        gain = [np.asarray(v, "float32") for v in (norm.gamma, norm.beta)]
+    ops = TensorFlowOperators(dtype)
+    program = Program(fold(model), ops)
 
     def compute(images):
-        read = compiled.run(images)  # (B, D) in float32
-        outputs = {}
-        if head:
-            outputs["logits"] = tf.matmul(read, head[0]) + head[1]
-        outputs["features"] = read if gain is None else read * gain[0] + gain[1]
-        return outputs
+        x = program.head_input(images)
+        logits = {"logits": program.logits(x)} if model.config.num_classes else {}
+        return {**logits, "features": program.features(x)}
 
-    images = tf.TensorSpec([None, *config.input_shape], tf.float32)
-    # As one function, so that it is traced once for all signatures.
-    compute = tf.function(compute, input_signature=[images], autograph=False)
-    compute.get_concrete_function()  # which makes the variables
-    return compute, [*compiled.weights, *head]
+    # A function of its own, so that all signatures share one trace.
+    return ops.function(compute, model.config.input_shape), ops.weights
 
 
 def _checked(name: str, values, shape: tuple[int, ...], most: int):

@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.accuracy import Drop, check_drop
-from keras_vit.export.arguments import check_bound, check_choice, check_count, class_names
-from keras_vit.export.fold import Folded, check_model, fold
+from keras_vit.export.arguments import (
+    IMAGES,
+    PROBABILITIES,
+    check_bound,
+    check_choice,
+    check_count,
+    class_names,
+)
+from keras_vit.export.fold import check_model, fold
 from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.requirement import check_tensorflow
 from keras_vit.export.tflite.metadata import add_metadata
-from keras_vit.export.tflite.operators import IMAGES, OUTPUTS, PROBABILITIES, to_float32_tflite
+from keras_vit.export.tflite.operators import OUTPUTS, to_float32_tflite
 from keras_vit.export.tflite.quantize import calibration_images, quantise
 from keras_vit.export.verify import (
     Verification,
@@ -151,9 +157,8 @@ def export_tflite(
 
     activation = activation or probability_function(config)
     reference = KerasRuntime(float32_model(model))
-    folded = _without_head(fold(model), model) if output == "features" else fold(model)
     content = to_float32_tflite(
-        folded, batch_size=batch_size, output=output, images=images, activation=activation
+        fold(model), batch_size=batch_size, output=output, images=images, activation=activation
     )
     if quantize:
         content = quantise(
@@ -227,21 +232,6 @@ def _check_quantising(quantize: str | None, calibration: Any, float_layers: Any)
 
 
 # -- the file
-
-
-def _without_head(folded: Folded, model: ViT) -> Folded:
-    """The same model up to what its head reads: a norm that is part of the head comes out of it."""
-    if folded.head is None:
-        return folded
-    norm = folded.final_norm
-    if norm and not folded.pre_logits:
-        layer = model.get_layer("encoder_norm")
-        scale, offset = (
-            np.asarray(keras.ops.convert_to_numpy(v.value), "float32")
-            for v in (layer.gamma, layer.beta)
-        )
-        norm = dataclasses.replace(norm, scale=scale, offset=offset)
-    return dataclasses.replace(folded, final_norm=norm, head=None)
 
 
 def _versions() -> dict[str, str]:

@@ -11,10 +11,10 @@ import pytest
 from conformance import KINDS, images, run, tiny_model
 
 from keras_vit import ViTConfig, preprocessing, runtime
-from keras_vit.export import fold as fuse
+from keras_vit.export.fold import fold
 from keras_vit.export.onnx import export as export_module
-from keras_vit.export.onnx import operators as onnx_graph
-from keras_vit.export.onnx.export import export_onnx, gain_of_features
+from keras_vit.export.onnx.export import export_onnx
+from keras_vit.export.onnx.operators import to_onnx
 from keras_vit.runtime.onnx import OnnxRuntime
 
 onnx = pytest.importorskip("onnx")
@@ -27,8 +27,8 @@ FLOAT16 = 5e-3
 
 
 def made(model, folded=None, **arguments):
-    folded = folded or fuse.fold(model)
-    return onnx_graph.to_onnx(folded, gain=gain_of_features(model), **arguments)
+    folded = folded or fold(model)
+    return to_onnx(folded, **arguments)
 
 
 def outputs(content, x):
@@ -60,7 +60,7 @@ def softmax(logits):
 def broken(folded):
     """The last block without one of its biases."""
     mlp_1 = folded.blocks[-1].mlp_1
-    mlp_1 = fuse.Product(mlp_1.kernel, np.zeros_like(mlp_1.bias))
+    mlp_1 = dataclasses.replace(mlp_1, bias=np.zeros_like(mlp_1.bias))
     last = dataclasses.replace(folded.blocks[-1], mlp_1=mlp_1)
     return dataclasses.replace(folded, blocks=(*folded.blocks[:-1], last))
 
@@ -85,7 +85,7 @@ def test_onnx_is_the_model(case):
     kind, changes = CASES[case]
     model = tiny_model(kind, seed=3, **changes)
     x = images(model.config)
-    folded = fuse.fold(model)
+    folded = fold(model)
     for dtype, bound in (("float32", FLOAT32), ("float16", FLOAT16)):
         content = made(model, folded, dtype=dtype)
         onnx.checker.check_model(content, full_check=True)
@@ -147,7 +147,7 @@ def test_onnx_has_one_operator_for_each_thing_and_readable_names():
     assert weights["encoder_block_2/mlp/dense_1/bias"] == (28,)
     assert all(node.name for node in content.graph.node)
     half = {item.name: item.data_type for item in made(model, dtype="float16").graph.initializer}
-    assert half["patches/kernel"] == onnx.TensorProto.FLOAT16
+    assert half["patches/projection/kernel"] == onnx.TensorProto.FLOAT16
     assert half["head/kernel"] == onnx.TensorProto.FLOAT
     assert {n.attribute[0].s for n in content.graph.node if n.op_type == "Gelu"} == {b"none"}
     tanh = made(tiny_model("wide_heads")).graph.node
@@ -258,7 +258,6 @@ def test_export_onnx_replaces_a_file_only_when_told(tmp_path):
 @on_tensorflow
 def test_export_onnx_that_is_another_model_leaves_no_file(tmp_path, monkeypatch):
     model = tiny_model()
-    fold = fuse.fold
     monkeypatch.setattr(export_module, "fold", lambda model: broken(fold(model)))
     with pytest.raises(ValueError, match="logits must be the model's within 1e-05"):
         export_onnx(model, tmp_path / "made" / "tiny.onnx")

@@ -16,13 +16,11 @@ pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow",
     reason="files are made of NumPy arrays, alike everywhere",
 )
-LAYERS = [
-    f"encoder_block_{i}/{name}"
-    for i in range(2)
-    for name in (
-        "attention/query attention/key attention/value attention/output mlp/dense_1 mlp/dense_2"
-    ).split()
-]
+PRODUCTS = (
+    *(f"attention/{name}" for name in ("query", "key", "value", "attention_output")),
+    *(f"mlp/{name}" for name in ("dense_1", "dense_2")),
+)
+LAYERS = [f"encoder_block_{i}/{name}" for i in range(2) for name in PRODUCTS]
 CALIBRATION = images(TINY, 20, seed=3)
 
 

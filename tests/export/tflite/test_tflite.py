@@ -9,7 +9,7 @@ import pytest
 from conformance import TINY, images, run, tiny_model
 
 from keras_vit import runtime
-from keras_vit.export import fold as fuse
+from keras_vit.export.fold import fold
 from keras_vit.export.tflite import export as tflite
 from keras_vit.export.tflite.export import export_tflite
 
@@ -39,7 +39,7 @@ def pixels(config=TINY, count=5, seed=4):
 def converts_to(monkeypatch, model):
     """Has every export write this model's probabilities in place of its own."""
     content = tflite.to_float32_tflite(
-        fuse.fold(model),
+        fold(model),
         batch_size=1,
         output="probabilities",
         images="float32",

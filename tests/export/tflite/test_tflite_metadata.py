@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from conformance import TINY, tiny_model
 
-from keras_vit.export import fold as fuse
-from keras_vit.export.tflite import operators as tflite_graph
+from keras_vit.export.fold import fold
 from keras_vit.export.tflite.metadata import add_metadata
+from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.export.tflite.quantize import quantise
 
 pytestmark = pytest.mark.skipif(
@@ -84,7 +84,7 @@ def pieces(content):
 def converted():
     """A file without metadata. What is said of it is the record's alone."""
     how = {"batch_size": 1, "output": "probabilities", "images": "float32"}
-    return tflite_graph.to_float32_tflite(fuse.fold(tiny_model()), **how, activation="softmax")
+    return to_float32_tflite(fold(tiny_model()), **how, activation="softmax")
 
 
 def record(config, **changes):

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from conformance import KINDS, TINY, images, run, tiny_model
 
-from keras_vit.export import fold as fuse
-from keras_vit.export.tflite import operators as tflite_graph
+from keras_vit.export.fold import fold
+from keras_vit.export.tflite import operators
+from keras_vit.export.tflite.operators import to_float32_tflite
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="conversion starts from NumPy arrays"
 )
 FLOAT32 = 1e-5  # of the range
-# What differs only in how it is folded is `test_fuse`'s.
+# What differs only in how it is folded is tested in `test_program`.
 FOLDED_ALIKE = {"learned_2d", "sincos_2d", "registers_only"}
 CASES = {kind: (kind, {}) for kind in KINDS if kind not in FOLDED_ALIKE} | {
     "post_norm_final_norm": ("post_norm", {"final_norm": "before_pooling", "qk_norm": True}),
@@ -29,7 +30,7 @@ CASES = {kind: (kind, {}) for kind in KINDS if kind not in FOLDED_ALIKE} | {
 
 def convert(folded, batch_size=3, output=None, takes="float32"):
     output = output or ("logits" if folded.head else "features")
-    return tflite_graph.to_float32_tflite(
+    return to_float32_tflite(
         folded, batch_size=batch_size, output=output, images=takes, activation="softmax"
     )
 
@@ -70,7 +71,7 @@ def test_file_is_the_model(case):
     kind, changes = CASES[case]
     model = tiny_model(kind, seed=3, **changes)
     x = images(model.config)
-    found, expected = answer(convert(fuse.fold(model)), x), run(model, x)
+    found, expected = answer(convert(fold(model)), x), run(model, x)
     assert error(found, expected) < FLOAT32
     assert error(found[::-1], expected) > 1e-2  # another image is another answer
 
@@ -78,7 +79,7 @@ def test_file_is_the_model(case):
 def test_file_of_another_model_is_not_the_model():
     model = tiny_model()
     x = images(TINY)
-    folded = fuse.fold(model)
+    folded = fold(model)
     for index, block in enumerate(folded.blocks):
         mlp_1 = dataclasses.replace(block.mlp_1, bias=np.zeros_like(block.mlp_1.bias))
         blocks = list(folded.blocks)
@@ -92,7 +93,7 @@ def test_file_of_another_model_is_not_the_model():
 )
 def test_file_without_a_batch_size_takes_any(kind, changes):
     model = tiny_model(kind, **changes)
-    content = convert(fuse.fold(model), batch_size=None)
+    content = convert(fold(model), batch_size=None)
     for count in (1, 5):
         x = images(model.config, count)
         assert error(answer(content, x), run(model, x)) < FLOAT32
@@ -103,7 +104,7 @@ def test_file_takes_pixels(kind):
     config = {"pixel_mean": (0.1, 0.4, 0.2), "pixel_std": (0.3, 0.2, 0.1)}
     model = tiny_model(kind, **config)
     pixels = np.random.default_rng(5).integers(0, 256, (3, *TINY.input_shape), "uint8")
-    folded = fuse.fold(model)
+    folded = fold(model)
     found = answer(convert(folded, takes="uint8"), pixels)
     for std, same in ((config["pixel_std"], True), (0.2, False)):
         x = (pixels / 255 - config["pixel_mean"]) / std
@@ -113,11 +114,11 @@ def test_file_takes_pixels(kind):
 def test_file_gives_probabilities():
     model = tiny_model()
     x = images(TINY)
-    folded = fuse.fold(model)
+    folded = fold(model)
     logits = run(model, x).astype("float64")
     softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(answer(convert(folded, output="probabilities"), x), softmax, 1e-4)
-    sigmoid = tflite_graph.to_float32_tflite(
+    sigmoid = to_float32_tflite(
         folded, batch_size=3, output="probabilities", images="float32", activation="sigmoid"
     )
     np.testing.assert_allclose(answer(sigmoid, x), 1 / (1 + np.exp(-logits)), 1e-4)
@@ -125,7 +126,7 @@ def test_file_gives_probabilities():
 
 def test_file_has_few_operators_and_names_that_say_where_they_are():
     model = tiny_model(depth=3)
-    interpreter = interpreter_of(convert(fuse.fold(model), batch_size=1))
+    interpreter = interpreter_of(convert(fold(model), batch_size=1))
     operators = interpreter._get_ops_details()
     # XNNPACK runs all of it in one piece.
     counts = Counter(operator["op_name"] for operator in operators)
@@ -141,7 +142,7 @@ def test_file_has_few_operators_and_names_that_say_where_they_are():
     # The last block works for the one token that is read.
     assert found["encoder_block_2/attention/query/MatMul"] == 1
     assert found["encoder_block_2/mlp/dense_2/MatMul"] == 1
-    mean = interpreter_of(convert(fuse.fold(tiny_model("mean")), batch_size=1))
+    mean = interpreter_of(convert(fold(tiny_model("mean")), batch_size=1))
     assert rows(mean)["encoder_block_1/mlp/dense_2/MatMul"] == tokens
 
 
@@ -153,24 +154,23 @@ def test_operator_that_is_not_built_in_is_refused(monkeypatch):
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], tf.Module())
     converter.target_spec.supported_ops = [tf.lite.OpsSet.SELECT_TF_OPS]
     with pytest.raises(RuntimeError, match=r"built-in operators alone.*FlexErf"):
-        tflite_graph._check_operators(converter.convert())
+        operators._check_operators(converter.convert())
     checked = []
-    monkeypatch.setattr(tflite_graph, "_check_operators", checked.append)
-    assert [convert(fuse.fold(tiny_model(depth=1)))] == checked  # every file is
+    monkeypatch.setattr(operators, "_check_operators", checked.append)
+    assert [convert(fold(tiny_model(depth=1)))] == checked  # every file is
 
 
 def test_bad_arguments_are_named(monkeypatch):
-    folded, headless = fuse.fold(tiny_model()), fuse.fold(tiny_model("features"))
+    folded, headless = fold(tiny_model()), fold(tiny_model("features"))
     good = {"batch_size": 1, "output": "logits", "images": "uint8", "activation": "softmax"}
     for model, wrong, words in (
         (folded, {"output": "labels"}, "output must be one of"),
         (folded, {"images": "bytes"}, "images must be one of"),
         (folded, {"activation": "relu"}, "activation must be one of"),
-        (folded, {"output": "features"}, "output must be 'features' for"),
         (headless, {}, "output must be 'features' for"),
     ):
         with pytest.raises(ValueError, match=words + "(.|\n)*Received"):
-            tflite_graph.to_float32_tflite(model, **{**good, **wrong})
-    monkeypatch.setattr(tflite_graph, "MAX_BYTES", 1000)
+            to_float32_tflite(model, **{**good, **wrong})
+    monkeypatch.setattr(operators, "MAX_BYTES", 1000)
     with pytest.raises(ValueError, match="must have at most 1000 bytes"):
-        tflite_graph.to_float32_tflite(folded, **good)
+        to_float32_tflite(folded, **good)
