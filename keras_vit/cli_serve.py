@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit.export.serving import client
+from keras_vit.export import client
 from keras_vit.export.serving import config as serving
 
 app = typer.Typer()

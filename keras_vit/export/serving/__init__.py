@@ -1,1 +1,1 @@
-"""What an operator of TensorFlow Serving needs: its config files, and a client to try it."""
+"""What an operator of TensorFlow Serving needs: its config files and their README."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tiny_export
 
-from keras_vit.export.serving import client
+from keras_vit.export import client
 
 HERE = Path(__file__).parent
 IMAGES = tiny_export.images(2)

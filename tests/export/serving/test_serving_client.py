@@ -15,7 +15,7 @@ import tiny_export
 from typer.testing import CliRunner
 
 from keras_vit.cli_serve import app
-from keras_vit.export.serving import client
+from keras_vit.export import client
 
 pytest.importorskip("tensorflow_serving", reason="tensorflow-serving-api is not installed")
 
