@@ -12,7 +12,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
   the offset of the keys is dropped, and their gain moves into the queries.
 - Attention weights sum to 1, so the bias of the values moves into that of the output projection.
 - A LayerNorm ignores the mean of its input. Where only LayerNorms read the residual stream,
-  whatever is added to the stream is centred beforehand, and no mean is left to subtract.
+  whatever is added to the stream is centered beforehand, and no mean is left to subtract.
 - LoRA is added to its kernel, and dropout is gone.
 
 What is then computed with the weights is in `program.py`.
@@ -51,7 +51,7 @@ class Norm:
     scale: np.ndarray | None = None
     """None, like `offset`, if both were folded away."""
     offset: np.ndarray | None = None
-    centred: bool = False
+    centered: bool = False
     """Whether the mean of `x` is already 0, so that subtracting it changes nothing."""
 
 
@@ -150,10 +150,10 @@ def fold(model: ViT) -> Folded:
         final_norm, head = _bare(final_norm), _behind(final_norm, head)
     blocks = (_to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
     if final_norm and config.block_norm == "pre" and not token_norm:
-        patches, prefix = _centred(patches), _without_mean(prefix)
+        patches, prefix = _centered(patches), _without_mean(prefix)
         positions = None if positions is None else _without_mean(positions)
-        blocks = (_to_float32(_in_centred_stream(block)) for block in blocks)
-        final_norm = dataclasses.replace(final_norm, centred=True)
+        blocks = (_to_float32(_in_centered_stream(block)) for block in blocks)
+        final_norm = dataclasses.replace(final_norm, centered=True)
     folded = Folded(
         config=config,
         patch_norm=patch_norm,
@@ -201,7 +201,7 @@ def check_model(model: Any) -> None:
     for layer in model._flatten_layers():
         if getattr(layer, "quantization_mode", None) is not None:
             raise ValueError(
-                "model must not be quantised: export the float model, and quantise the export "
+                "model must not be quantized: export the float model, and quantize the export "
                 f"instead. Received: {layer.quantization_mode} in layer {layer.path!r}"
             )
     name = model.config.classifier_activation
@@ -309,17 +309,17 @@ def _without_bias(product: Product) -> Product:
     return dataclasses.replace(product, bias=np.zeros_like(product.bias))
 
 
-def _in_centred_stream(block: Block) -> Block:
+def _in_centered_stream(block: Block) -> Block:
     return dataclasses.replace(
         block,
-        attention_norm=dataclasses.replace(block.attention_norm, centred=True),
-        mlp_norm=dataclasses.replace(block.mlp_norm, centred=True),
-        output=_centred(block.output),
-        mlp_2=_centred(block.mlp_2),
+        attention_norm=dataclasses.replace(block.attention_norm, centered=True),
+        mlp_norm=dataclasses.replace(block.mlp_norm, centered=True),
+        output=_centered(block.output),
+        mlp_2=_centered(block.mlp_2),
     )
 
 
-def _centred(product: Product) -> Product:
+def _centered(product: Product) -> Product:
     return Product(product.name, _without_mean(product.kernel), _without_mean(product.bias))
 
 

@@ -10,7 +10,6 @@ width, h heads, d head size, M the MLP's width, R features, K classes. Tokens ar
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,13 +23,11 @@ class Operators(Protocol):
     Weights come with the path of the model's layer, which a target may use as a name.
     """
 
-    def scope(self, name: str) -> AbstractContextManager:
-        """Names what is computed inside, where no weight gives it a name."""
-        ...
+    def scope(self, name: str) -> Any:
+        """A context that names what is computed in it, if no weight does."""
 
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
         """Cuts images (B, H, W, C) in float32 into patches (B * N, P * P * C)."""
-        ...
 
     def sequence(
         self, x: Any, prefix: np.ndarray, positions: np.ndarray | None, num_patches: int
@@ -39,62 +36,45 @@ class Operators(Protocol):
 
         From (B * N, D) to (B * T, D).
         """
-        ...
 
     def product(self, x: Any, p: Product) -> Any:
         """`x kernel + bias`; a target may fuse it with the `gelu` or the `add` that follows."""
-        ...
 
     def norm(self, x: Any, n: Norm) -> Any:
         """LayerNorm over the last axis, in float32 whatever `x` is in."""
-        ...
 
-    def heads(self, x: Any, products: Sequence[Product], tokens: int, num_heads: int) -> list[Any]:
-        """The products of x, (B * tokens, D), each as (B, h, tokens, d); a target may join them."""
-        ...
+    def heads(self, x: Any, products: Sequence[Product], tokens: int, num_heads: int) -> Any:
+        """Products of `x` (B * tokens, D), each as (B, h, tokens, d); a target may join them."""
 
     def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
         """`softmax(q k^T) v`, softmax in float32: from (B, h, T, d) to (B * T, h * d).
 
         `rows_of` is a tensor with as many rows as the result, for a target that needs to see them.
         """
-        ...
 
     def add(self, x: Any, y: Any) -> Any:
         """`x + y`."""
-        ...
 
     def gain(self, x: Any, g: Gain) -> Any:
         """`x * scale + offset`."""
-        ...
 
     def gelu(self, x: Any, kind: str) -> Any:
         """GELU; `kind` is "exact" or "tanh"."""
-        ...
-
-    def tanh(self, x: Any) -> Any:
-        """The hyperbolic tangent."""
-        ...
 
     def activate(self, x: Any, name: str) -> Any:
-        """A function of logits: "softmax", "log_softmax" or "sigmoid"."""
-        ...
+        """A function by name: "tanh", "sigmoid", or over the last axis "softmax", "log_softmax"."""
 
     def token(self, x: Any, index: int, tokens: int) -> Any:
         """One token of each image: from (B * tokens, D) to (B, D)."""
-        ...
 
     def mean(self, x: Any, start: int, tokens: int) -> Any:
         """The mean of each image's tokens from `start` on: from (B * tokens, D) to (B, D)."""
-        ...
 
     def by_image(self, x: Any, tokens: int) -> Any:
         """From (B * tokens, K) to (B, tokens, K)."""
-        ...
 
     def to_float32(self, x: Any) -> Any:
         """What follows is computed in float32, even if what came before was not."""
-        ...
 
 
 class Program:
@@ -199,7 +179,7 @@ class Program:
             x = ops.norm(x, folded.final_norm)
         if folded.pre_logits:
             with ops.scope("pre_logits"):
-                x = ops.tanh(ops.product(x, folded.pre_logits))  # (B, R)
+                x = ops.activate(ops.product(x, folded.pre_logits), "tanh")  # (B, R)
         return x
 
     # -- their parts

@@ -32,9 +32,9 @@ def with_block(folded, index, **changes):
 
 @one_backend
 def test_folded_stream_is_centred_only_where_norms_alone_read_it():
-    centred = {kind: fold(tiny_model(kind)).blocks[0].mlp_norm.centred for kind in KINDS}
-    assert {kind for kind, yes in centred.items() if not yes} == {"post_norm", "patch_norm"}
-    assert not fold(tiny_model(final_norm="none")).blocks[0].mlp_norm.centred
+    centered = {kind: fold(tiny_model(kind)).blocks[0].mlp_norm.centered for kind in KINDS}
+    assert {kind for kind, yes in centered.items() if not yes} == {"post_norm", "patch_norm"}
+    assert not fold(tiny_model(final_norm="none")).blocks[0].mlp_norm.centered
     folded = fold(tiny_model())
     block = folded.blocks[0]
     for array in (block.output.kernel, block.mlp_2.bias, folded.positions, folded.prefix):
@@ -99,10 +99,10 @@ def test_fold_reads_a_mixed_precision_model_in_full():
 
 @one_backend
 def test_fold_refuses_what_it_cannot_fold():
-    quantised = tiny_model()
-    quantised.blocks[1].mlp.dense_2.quantize("int8")
+    quantized = tiny_model()
+    quantized.blocks[1].mlp.dense_2.quantize("int8")
     for model, words in (
-        (quantised, "must not be quantised"),
+        (quantized, "must not be quantized"),
         (keras.Sequential(), "must be a keras_vit.ViT"),
         (tiny_model().features(), "must be a keras_vit.ViT"),
         (tiny_model(classifier_activation="relu"), "classifier_activation must be"),

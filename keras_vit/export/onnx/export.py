@@ -1,4 +1,4 @@
-"""A model as an ONNX file: standard operators, verified in ONNX Runtime, there when complete."""
+"""Exports a model as an ONNX file of standard operators, verified in ONNX Runtime."""
 
 import dataclasses
 import importlib
@@ -42,7 +42,7 @@ FILE = ".onnx"
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What was written, and what was seen when it was verified."""
+    """What was written, and how it compares with the model."""
 
     path: Path
     dtype: str
@@ -53,7 +53,7 @@ class Export:
     latency: float
     """Milliseconds for one image in ONNX Runtime, the shortest of several."""
     plain_latency: float
-    """The same for the model itself in float32 on Keras' backend, measured in turns with it."""
+    """The same for the Keras model in float32 on its backend; the two were timed in turns."""
     verification: Verification
 
 
@@ -70,11 +70,11 @@ def export_onnx(
     verify: Any = None,
     overwrite: bool = False,
 ) -> Export:
-    """Writes a model as an `.onnx` file for ONNX Runtime and others that read the format.
+    """Writes a model as an `.onnx` file, for ONNX Runtime and other engines that read the format.
 
-    The model is folded and written operator by operator, on whatever backend it is. Before the
-    file gets its name ONNX' own checker reads it, and it is run and compared with the model; where
-    they differ by too much, `ValueError` says so and nothing is left.
+    The model is folded and written operator by operator, whatever backend it is on. The file
+    appears only after it has passed ONNX' own checker, and was run and compared with the model; if
+    they differ by more than `bound`, this raises `ValueError` and leaves nothing behind.
 
     | | name | shape, B is any number |
     |---|---|---|
@@ -82,28 +82,29 @@ def export_onnx(
     | outputs | `logits`, `probabilities` | (B, K), with `pooling=None` (B, T, K) |
     | | `features`, what the head reads | (B, D), with `pooling=None` (B, T, D) |
 
-    A model without a head gives `features` alone. Outputs are in float32 whatever `dtype` is. The
-    file's metadata holds the config, the labels and how pixels become images; no other file belongs
-    to it, so it must stay below 2 GB: up to ViT-L in float32, up to ViT-g/14 in float16.
+    A model without a head has only `features`. Outputs are in float32 whatever `dtype` is. The
+    file's metadata holds the config, the labels and how pixels become images. There is no second
+    file for the weights, so it must stay below 2 GB: up to ViT-L in float32, up to ViT-g/14 in
+    float16.
 
     Args:
-        model: A `ViT` on any backend, not quantised. LoRA is merged.
+        model: A `ViT` on any backend, not quantized. LoRA is merged.
         path: The file, ending in `.onnx`.
-        dtype: "float32", or "float16" for half the size: LayerNorm and softmax then still compute
-            in float32. ONNX Runtime takes float16 for processors that lack it back to float32, as
-            fast and as large in memory as a file in float32; a GPU multiplies in float16.
+        dtype: "float32", or "float16" for half the size; LayerNorm and softmax still compute in
+            float32. A GPU multiplies in float16. On processors that do not, ONNX Runtime converts
+            the weights back to float32, so speed and memory are those of a float32 file.
         labels: Names of the classes; None means the config's, if it has any.
         activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
             `classifier_activation` if that is sigmoid, otherwise softmax.
         images: "float32" if the input is what the model takes, "uint8" if it is pixels of the
-            model's size, which are then normalised inside.
+            model's size, which the file normalizes.
         opset: The version of ONNX' operators: 20, the first with GELU, or a newer one that the
             installed ONNX Runtime knows.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
             float32 and 0.005 in float16.
         verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
-            floats as the model takes them; made pictures by default.
-        overwrite: Whether a file that is there is replaced.
+            floats as the model takes them. Generated images by default.
+        overwrite: Whether to replace an existing file.
 
     Returns:
         An `Export`: path, size, latency and the verification.
@@ -181,7 +182,7 @@ def export_onnx(
 
 
 def _check_size(model: ViT, dtype: str) -> None:
-    """Before the weights are copied, for that takes as much memory again."""
+    """Checked before the weights are copied, which takes as much memory again."""
     size = model.count_params() * np.dtype(dtype).itemsize
     if size > MAX_BYTES:
         half = model.count_params() * np.dtype("float16").itemsize
@@ -196,7 +197,7 @@ def _check_size(model: ViT, dtype: str) -> None:
 
 
 def _describe(made: Any, record: dict[str, Any]) -> None:
-    """What the file says of itself: to us as JSON, to people in the fields that viewers show."""
+    """Describes the model in the file: to us as JSON, to people in the fields that viewers show."""
     onnx, config = import_onnx(), ViTConfig.from_dict(record["config"])
     (height, width), (rows, columns) = config.image_size, config.patch_size
     made.producer_name = "keras_vit"
@@ -207,7 +208,7 @@ def _describe(made: Any, record: dict[str, Any]) -> None:
         f"weights of LayerNorm, LayerScale and LoRA are in the products beside them."
     )
     pixels = f"(pixel / 255 - mean) / std, mean {config.pixel_mean}, std {config.pixel_std}"
-    taken = "uint8 pixels, normalised inside" if record["images"] == "uint8" else pixels
+    taken = "uint8 pixels, normalized inside" if record["images"] == "uint8" else pixels
     axes = "(batch, height, width, channels)"
     made.graph.input[0].doc_string = f"{axes}: {taken}"
     texts = {
@@ -221,7 +222,7 @@ def _describe(made: Any, record: dict[str, Any]) -> None:
         RECORD: json.dumps(record, ensure_ascii=False),
         "images": f"{axes}: {taken}",
         "resize": f"{config.resize_method}, to {height}x{width}"
-        + ("" if config.crop_fraction is None else f", centre crop {config.crop_fraction}"),
+        + ("" if config.crop_fraction is None else f", center crop {config.crop_fraction}"),
         "weights": record["dtype"],
     }
     if record["labels"] is not None:

@@ -19,7 +19,12 @@ from keras_vit.export.fold import Folded, Gain, Norm, Product, joined, pixel_gai
 from keras_vit.export.program import Program
 
 DTYPES = ("float32", "float16")
-ACTIVATIONS = {"softmax": "Softmax", "log_softmax": "LogSoftmax", "sigmoid": "Sigmoid"}
+ACTIVATIONS = {
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "softmax": "Softmax",
+    "log_softmax": "LogSoftmax",
+}
 OPSET = 20  # the first that has Gelu
 MAX_BYTES = 2**31 - 2**20  # a file of protocol buffers holds less than 2 GB
 
@@ -42,7 +47,7 @@ def to_onnx(
         folded: What `fold` returns.
         dtype: "float32" or "float16": of the weights and the products up to the last block.
             LayerNorm and softmax compute in float32, and so does everything after the last block.
-        images: "float32" for what the model takes, "uint8" for pixels, which are normalised inside.
+        images: "float32" for what the model takes, "uint8" for pixels, which the graph normalizes.
         activation: "softmax" or "sigmoid": from logits to probabilities.
         opset: The version of ONNX' operators, at least 20.
 
@@ -86,7 +91,7 @@ def to_onnx(
 
 
 def import_onnx() -> Any:
-    """The package, or an error that says how to get it."""
+    """The package, or an error that says how to install it."""
     try:
         import onnx
     except ImportError as error:
@@ -212,12 +217,9 @@ class OnnxOperators:
     def gelu(self, x: Tensor, kind: str) -> Tensor:
         return self.node("Gelu", x, approximate="tanh" if kind == "tanh" else "none")
 
-    def tanh(self, x: Tensor) -> Tensor:
-        return self.node("Tanh", x)
-
     def activate(self, x: Tensor, name: str) -> Tensor:
-        kind = ACTIVATIONS[name]
-        return self.node(kind, x) if kind == "Sigmoid" else self.node(kind, x, axis=-1)
+        attributes: dict[str, Any] = {"axis": -1} if "softmax" in name else {}
+        return self.node(ACTIVATIONS[name], x, **attributes)
 
     def token(self, x: Tensor, index: int, tokens: int) -> Tensor:
         x = self._slice(self.by_image(x, tokens), index, index + 1)  # (B, 1, D)

@@ -1,7 +1,7 @@
-"""Exports from JAX and torch: in a process of its own, where Keras runs on TensorFlow.
+"""Exports from JAX and torch, in a child process where Keras runs on TensorFlow.
 
-A process has one Keras backend for its whole life. The model is handed over as a `.keras` file and
-the arguments as JSON, in a temporary folder; the answer, or the error, comes back in the same way.
+A process cannot change its Keras backend. The model is passed as a `.keras` file and the arguments
+as JSON, in a temporary folder. The result, or the error, comes back the same way.
 """
 
 import builtins
@@ -30,13 +30,13 @@ MODEL, REQUEST, ANSWER, IMAGES = "model.keras", "request.json", "answer.json", "
 def in_tensorflow(
     function: str, model: ViT, arguments: Mapping[str, Any], images: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Calls a function of this package in a process of its own, on TensorFlow.
+    """Calls a function of this package in a child process on TensorFlow.
 
     Args:
-        function: "module:name" in `keras_vit.export`; it is called as
-            `function(model, verify=images, **arguments)` and returns what JSON can hold.
+        function: "module:name" in `keras_vit.export`. It is called as
+            `function(model, verify=images, **arguments)` and must return what JSON can hold.
         model: A `ViT` on any backend.
-        arguments: What JSON can hold.
+        arguments: Arguments that JSON can hold.
         images: The argument `verify`.
     """
     check_tensorflow()
@@ -50,11 +50,11 @@ def in_tensorflow(
         environment = {
             **os.environ,
             "KERAS_BACKEND": "tensorflow",
-            # What is imported there is what is imported here.
+            # The child imports the same packages as this process.
             "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-            "CUDA_VISIBLE_DEVICES": "-1",  # this process has the GPUs' memory
+            "CUDA_VISIBLE_DEVICES": "-1",  # this process holds the memory of the GPUs
         }
-        # What it prints goes to stderr: stdout is for results.
+        # Its output goes to stderr, because stdout is for results.
         command = [sys.executable, "-m", __name__, name]
         done = subprocess.run(command, env=environment, stdout=2, check=False)
         if not (folder / ANSWER).is_file():
@@ -69,8 +69,9 @@ def in_tensorflow(
 
 
 def main(folder: Path) -> None:
-    """Answers the request in a folder."""
-    logging.getLogger("tensorflow").setLevel(logging.WARNING)  # "Assets written to" another name
+    """Runs the request in a folder and writes the answer there."""
+    # "Assets written to" would name the temporary folder.
+    logging.getLogger("tensorflow").setLevel(logging.WARNING)
     request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     try:
         opened = runtime.open(folder / MODEL)

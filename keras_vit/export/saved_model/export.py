@@ -1,4 +1,4 @@
-"""A model as a SavedModel for TensorFlow Serving: compiled, verified, and there when complete."""
+"""Exports a model as a SavedModel for TensorFlow Serving: compiled, verified, then published."""
 
 import dataclasses
 import os
@@ -29,8 +29,8 @@ from keras_vit.export.verify import (
     Verification,
     checked_pictures,
     float32_model,
+    generated_images,
     latencies,
-    made_pictures,
     verify_export,
     verify_files,
 )
@@ -43,7 +43,7 @@ from keras_vit.runtime.saved_model import SavedModelRuntime
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What was written, and what was seen when it was verified."""
+    """What was written, and how it compares with the model."""
 
     path: Path
     """The version folder."""
@@ -55,7 +55,7 @@ class Export:
     latency: float
     """Milliseconds for one image, the shortest of several."""
     plain_latency: float
-    """The same for the model itself in float32, in a `tf.function`, measured in turns with it."""
+    """The same for the Keras model in float32, in a `tf.function`; the two were timed in turns."""
     verification: Verification
 
 
@@ -76,39 +76,38 @@ def export_saved_model(
 ) -> Export:
     """Writes a model as `path/VERSION/` for TensorFlow Serving.
 
-    The model is compiled for inference first. Before the folder gets its name it is opened, run,
-    and compared with the model; where they differ by too much, `ValueError` says so and nothing is
-    left. On JAX and torch this happens in a process of its own, on TensorFlow.
+    The model is compiled for inference. The version folder appears only after it was opened, run
+    and compared with the model; if they differ by more than `bound`, this raises `ValueError` and
+    leaves nothing behind. On JAX and torch, a child process does the export on TensorFlow.
 
-    | signature | takes | gives |
+    | signature | takes | returns |
     |---|---|---|
     | `serving_default` | `images` | `probabilities`, `logits` |
     | `serve_bytes` | `bytes`, JPEG or PNG files | `probabilities`, `logits` |
     | `classify` | `bytes` | `labels`, `scores`, the best first |
     | `features` | `images` | `features`, what the head reads |
 
-    A model without a head gives `features` in place of probabilities and logits, and has no
-    `classify`; nor has one that does not pool. One that takes neither 1 nor 3 channels has no
-    signature for files.
+    A model without a head returns `features` instead of probabilities and logits. `classify` needs
+    a head and pooling. The signatures that take files need 1 or 3 channels.
 
     Args:
-        model: A `ViT` on any backend, not quantised. LoRA is merged.
+        model: A `ViT` on any backend, not quantized. LoRA is merged.
         path: The folder of all versions, such as "savedmodels/flowers".
         dtype: "float32", or "bfloat16" for processors that multiply it.
-        version: A number that is free; None means the next one.
-        labels: Names of the classes; None means the config's, or their numbers.
+        version: An unused version number; None means the next one.
+        labels: Names of the classes; None means the config's, or else their numbers.
         activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
             `classifier_activation` if that is sigmoid, otherwise softmax.
         images: "float32" if `images` are what the model takes, "uint8" if they are pixels of the
-            model's size, which are then normalised inside.
-        top_k: Classes that `classify` names.
-        max_batch_size: The most images in a request.
-        max_pixels: The most pixels of a picture file, before and after it is resized; with more it
-            is refused before it is decoded.
+            model's size, which the export normalizes.
+        top_k: How many classes `classify` returns.
+        max_batch_size: The largest number of images in a request.
+        max_pixels: The largest number of pixels of an image file, before and after resizing. A file
+            with more is refused before it is decoded.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
             float32 and 0.05 in bfloat16.
         verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
-            floats as the model takes them; made pictures by default.
+            floats as the model takes them. Generated images by default.
 
     Returns:
         An `Export`: path, size, latency and the verification.
@@ -144,7 +143,7 @@ def export_saved_model(
 def export_here(
     model: ViT, *, path: str, version: int | None, bound: float | None, serving: dict, verify: Any
 ) -> dict[str, Any]:
-    """The export itself, in a process on TensorFlow; an `Export` as JSON."""
+    """Exports in a process that runs on TensorFlow; returns an `Export` as JSON."""
     import tensorflow as tf
 
     how = Serving(**{**serving, "labels": tuple(serving["labels"])})
@@ -194,7 +193,7 @@ def _serving(
     max_batch_size: int,
     max_pixels: int,
 ) -> Serving:
-    """The arguments, checked."""
+    """Checks the arguments."""
     check_choice("dtype", dtype, DTYPES)
     check_choice("activation", activation, (None, *PROBABILITIES))
     check_choice("images", images, IMAGES)
@@ -205,7 +204,7 @@ def _serving(
     least = most_pixels(height, width, config)
     if max_pixels < least and config.in_channels in (1, 3):
         raise ValueError(
-            f"max_pixels must be at least {least}, what a picture of the model's own size "
+            f"max_pixels must be at least {least}, what an image of the model's own size "
             f"({height}, {width}) is resized to. Received: max_pixels={max_pixels}"
         )
     names = class_names(config, labels) or [str(i) for i in range(config.num_classes)]
@@ -221,10 +220,10 @@ def _serving(
 
 
 def _latencies(exported: SavedModelRuntime, model: ViT) -> list[float]:
-    """Milliseconds for one image: of the export, and of the model itself in a `tf.function`."""
+    """Milliseconds for one image: of the export, and of the Keras model in a `tf.function`."""
     import tensorflow as tf
 
-    pixels = made_pictures(model.config, 1)
+    pixels = generated_images(model.config, 1)
     floats = tf.constant(normalised(pixels, model.config))
     images = tf.constant(pixels) if exported.manifest["images"] == "uint8" else floats
     plain = tf.function(lambda x: model(x, training=False), autograph=False)

@@ -1,11 +1,11 @@
-"""Encoded pictures to a model's pixels, inside a TensorFlow graph: the numbers of `preprocess`.
+"""From image files to a model's pixels inside a TensorFlow graph, with the numbers of `preprocess`.
 
-Decoding gives PIL's pixels exactly: JPEG of any colour space, PNG of any depth; alpha is left out,
-16 bits become their upper 8, and no picture is turned as its EXIF says, here as there. Resizing
-rounds to whole pixels after each axis, as PIL does.
+Decoding gives exactly PIL's pixels: JPEG of any color space, PNG of any depth. Alpha is dropped, 16
+bits become their upper 8, and EXIF orientation is ignored, as in `preprocess`. Resizing rounds to
+whole pixels after each axis, as PIL does.
 
-A header may promise more pixels than memory holds, and TensorFlow's decoders believe it. So it is
-read first, and a picture that is too large is not decoded.
+A header may claim more pixels than memory holds, and TensorFlow's decoders believe it. So the
+header is read first, and an image that is too large is not decoded.
 """
 
 from typing import Any
@@ -13,21 +13,21 @@ from typing import Any
 from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import MAX_PIXELS, corner, covering
 
-PARALLEL = 4  # pictures of a batch that are decoded at a time
-NAMED = 8  # pictures that an error names
+PARALLEL = 4  # images of a batch that are decoded at a time
+NAMED = 8  # images that an error names
 KERNELS = {"bilinear": "triangle", "bicubic": "keyscubic", "lanczos": "lanczos3"}
 DAMAGED = "its data is cut off or damaged"
 
 
 def decode(files: Any, config: ViTConfig, max_pixels: int = MAX_PIXELS) -> Any:
-    """Decodes, resizes and crops a batch of pictures as the pixel contract says.
+    """Decodes, resizes and crops a batch of image files as the pixel contract says.
 
-    A picture that cannot be used fails the batch with an error that says which and why.
+    A file that cannot be used fails the batch; the error says which one and why.
 
     Args:
         files: String tensor (B,), each a JPEG or PNG file.
-        config: The model's; `image_size`, `in_channels` and the pixel contract count.
-        max_pixels: The most pixels that a picture may have, before and after resizing, which takes
+        config: The model's, of which `image_size`, `in_channels` and the pixel contract are used.
+        max_pixels: The largest number of pixels of an image, before and after resizing, which takes
             up to 16 bytes a pixel.
 
     Returns:
@@ -40,8 +40,8 @@ def decode(files: Any, config: ViTConfig, max_pixels: int = MAX_PIXELS) -> Any:
         wrong = tf.strings.length(reason) > 0
         return tf.where(wrong, tf.strings.join(["image 0: ", reason]), ""), image[None]
 
-    # Nothing but a dataset can go on after a decoder's error, and it takes some milliseconds to
-    # start. A request of one picture, which needs no number, does without.
+    # Only a dataset can continue after a decoder's error, and starting one takes some milliseconds.
+    # A request of one image needs no dataset, because its error needs no number.
     error, images = tf.cond(tf.size(files) == 1, one, lambda: _several(files, config, max_pixels))
     check = tf.debugging.Assert(tf.equal(error, ""), [error])
     with tf.control_dependencies([check]):
@@ -49,7 +49,7 @@ def decode(files: Any, config: ViTConfig, max_pixels: int = MAX_PIXELS) -> Any:
 
 
 def _several(files, config: ViTConfig, max_pixels: int):
-    """What is wrong with the pictures, "" for nothing, and their pixels."""
+    """What is wrong with the files, "" for nothing, and their pixels."""
     import tensorflow as tf
 
     count = tf.size(files, tf.int64)
@@ -86,7 +86,7 @@ def _several(files, config: ViTConfig, max_pixels: int):
 
 
 def _image(file, config: ViTConfig, max_pixels: int):
-    """Why a picture cannot be used, "" if it can, and its pixels (height, width, C)."""
+    """Why a file cannot be used, "" if it can, and its pixels (height, width, C)."""
     import tensorflow as tf
 
     is_jpeg = tf.strings.substr(file, 0, 3) == b"\xff\xd8\xff"
@@ -119,7 +119,7 @@ def _image(file, config: ViTConfig, max_pixels: int):
     def pixels():
         image = tf.cond(
             is_jpeg,
-            # The default is faster and up to three pixel values off.
+            # The default is faster, and off by up to three pixel values.
             lambda: tf.io.decode_jpeg(file, 3, dct_method="INTEGER_ACCURATE"),
             lambda: tf.io.decode_png(file, 3),
         )
@@ -131,7 +131,7 @@ def _image(file, config: ViTConfig, max_pixels: int):
 
 
 def _png_size(file):
-    """Height and width, which stand in the first chunk of the file."""
+    """Height and width, from the first chunk of the file."""
     import tensorflow as tf
 
     head = tf.strings.join([tf.strings.substr(file, 0, 24), b"\0" * 24])
@@ -143,7 +143,7 @@ def _png_size(file):
 
 
 def _size(size, config: ViTConfig):
-    """What a picture is resized to before its centre is cut out."""
+    """The size that an image is resized to before the center crop."""
     import tensorflow as tf
 
     height, width = tf.unstack(tf.maximum(size, 1))
@@ -160,8 +160,8 @@ def _channels(image, channels: int):
     if channels == 3:
         return image
     weights = tf.constant([19595, 38470, 7471])  # PIL's, in units of 2 ** -16
-    grey = tf.reduce_sum(tf.cast(image, tf.int32) * weights, -1, keepdims=True)
-    return tf.cast((grey + 2**15) // 2**16, tf.uint8)
+    gray = tf.reduce_sum(tf.cast(image, tf.int32) * weights, -1, keepdims=True)
+    return tf.cast((gray + 2**15) // 2**16, tf.uint8)
 
 
 def _resize(image, size, config: ViTConfig):
@@ -187,7 +187,7 @@ def _resize(image, size, config: ViTConfig):
 
 
 def _nearest(old, new):
-    """Which pixel of an axis each new one shows; added up one by one, for PIL rounds so."""
+    """Which old pixel of an axis each new one shows; a running sum, to round as PIL does."""
     import tensorflow as tf
 
     step = tf.cast(old, tf.float64) / tf.cast(new, tf.float64)

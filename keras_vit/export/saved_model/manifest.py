@@ -1,4 +1,4 @@
-"""MANIFEST.json: what an exported version is, and the hash of each of its files."""
+"""MANIFEST.json: what an exported version is, and the hashes of its files."""
 
 import dataclasses
 import hashlib
@@ -18,7 +18,7 @@ PIXEL_FIELDS = ("image_size", "in_channels", "resize_method", "crop_fraction")
 
 
 def describe(config: ViTConfig, serving: Any, functions: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything but the hashes and the verification."""
+    """The manifest, without the hashes and the verification."""
     import tensorflow as tf
 
     fields = config.to_dict()
@@ -50,7 +50,7 @@ def describe(config: ViTConfig, serving: Any, functions: Mapping[str, Any]) -> d
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Writes MANIFEST.json beside the files of a version, with their hashes."""
+    """Writes MANIFEST.json, with the hashes of all other files, into a version folder."""
     files = {
         path.relative_to(folder).as_posix(): {
             "sha256": _sha256(path),

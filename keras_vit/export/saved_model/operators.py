@@ -21,7 +21,7 @@ from keras_vit.export.fold import Folded, Gain, Norm, Product, joined
 from keras_vit.export.program import Program
 
 DTYPES = ("float32", "bfloat16")
-MAX_CONSTANTS = 1_900_000_000  # bytes; a graph of more than 2 GB cannot be serialised
+MAX_CONSTANTS = 1_900_000_000  # bytes; a graph of more than 2 GB cannot be serialized
 
 
 def compile_graph(folded: Folded, dtype: str = "float32", *, constants: bool = False) -> Any:
@@ -148,9 +148,6 @@ class TensorFlowOperators:
 
     def gelu(self, x: Any, kind: str) -> Any:
         return self.tf.nn.gelu(x, approximate=kind == "tanh")
-
-    def tanh(self, x: Any) -> Any:
-        return self.tf.tanh(x)
 
     def activate(self, x: Any, name: str) -> Any:
         return getattr(self.tf.nn, name)(x)

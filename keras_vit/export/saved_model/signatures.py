@@ -1,4 +1,4 @@
-"""What a SavedModel answers: four signatures around one compiled graph, and what they refuse."""
+"""The signatures of a SavedModel, around one compiled graph, and the requests that they refuse."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -36,28 +36,28 @@ def make_module(model: ViT, serving: Serving, folder: Path) -> tuple[Any, Mappin
     Args:
         model: A `ViT`.
         serving: How it is served.
-        folder: Where the file of labels is written, which saving copies into the assets.
+        folder: Where the labels file is written; saving copies it into the assets.
 
     Returns:
-        A `tf.Module` and a dict of concrete functions: `serving_default`, and where the model has
-        what they need `features`, `serve_bytes` and `classify`.
+        A `tf.Module` and a dict of concrete functions: `serving_default` and `features`, and
+        `serve_bytes` and `classify` if the model has what they need.
     """
     import tensorflow as tf
 
     config = model.config
     module: Any = tf.Module()
     compute, weights = _compute(model, serving.dtype)
-    module.weights = weights  # the graph itself must not be found here: it would be saved twice
+    module.weights = weights  # not the compiled function, which would be saved twice
     image_type = tf.TensorSpec([None, *config.input_shape], serving.images, name="images")
     bytes_type = tf.TensorSpec([None], tf.string, name="bytes")
 
     def from_images(images):
         images = _checked("images", images, config.input_shape, serving.max_batch_size)
-        return answer(_normalised(images, config) if serving.images == "uint8" else images)
+        return answer(_normalized(images, config) if serving.images == "uint8" else images)
 
     def from_bytes(files):
         files = _checked("bytes", files, (), serving.max_batch_size)
-        return answer(_normalised(image_bytes.decode(files, config, serving.max_pixels), config))
+        return answer(_normalized(image_bytes.decode(files, config, serving.max_pixels), config))
 
     def answer(images):
         outputs = compute(images)
@@ -99,7 +99,7 @@ def input_of(function: Any) -> Any:
 
 
 def _compute(model: ViT, dtype: str) -> tuple[Any, Any]:
-    """A function from normalised images to logits and features, and the variables it reads."""
+    """A function from normalized images to logits and features, and the variables it reads."""
     ops = TensorFlowOperators(dtype)
     program = Program(fold(model), ops)
 
@@ -113,17 +113,18 @@ def _compute(model: ViT, dtype: str) -> tuple[Any, Any]:
 
 
 def _checked(name: str, values, shape: tuple[int, ...], most: int):
-    """The same values, or an error where their shape is another.
+    """The same values, or an error if they have another shape.
 
-    A server does not compare shapes with the signature, and a picture of twice the size would be
-    taken for two.
+    A server does not compare shapes with the signature, and would take an image of twice the size
+    for two images.
     """
     import tensorflow as tf
 
-    hidden = tf.raw_ops.PlaceholderWithDefault(input=values, shape=None)  # else the check is folded
+    # Constant folding would remove a check of the declared shape.
+    hidden = tf.raw_ops.PlaceholderWithDefault(input=values, shape=None)
     found = tf.shape(hidden)
     text = tf.strings.reduce_join(tf.strings.as_string(found), separator=", ")
-    # As text, for the optimiser believes that it knows the rank.
+    # As text, because the optimizer believes that it knows the rank.
     fits = tf.strings.regex_full_match(text, ", ".join([r"\d+", *map(str, shape)]))
     wanted = ", ".join(["batch", *map(str, shape)])
     received = tf.strings.join([". Received: shape (", text, ")"])
@@ -138,7 +139,7 @@ def _checked(name: str, values, shape: tuple[int, ...], most: int):
 
 
 def _finite(values):
-    """Fails where a number is NaN or infinite, which one pixel of that kind does to an image."""
+    """Fails on NaN and infinity, which a single such pixel spreads to the whole image."""
     import tensorflow as tf
 
     axes = list(range(1, len(values.shape)))
@@ -150,8 +151,8 @@ def _finite(values):
     return tf.debugging.Assert(tf.size(wrong) == 0, [error])
 
 
-def _normalised(pixels, config: ViTConfig):
-    """uint8 to (pixel / 255 - mean) / std, as `preprocess` computes it."""
+def _normalized(pixels, config: ViTConfig):
+    """uint8 pixels to (pixel / 255 - mean) / std, in the order of `preprocess`."""
     import tensorflow as tf
 
     mean, std = (np.asarray(v, "float32") for v in (config.pixel_mean, config.pixel_std))
@@ -159,7 +160,7 @@ def _normalised(pixels, config: ViTConfig):
 
 
 def _table(labels: tuple[str, ...], file: Path):
-    """From class numbers to the lines of a file that becomes an asset."""
+    """A lookup table from class numbers to labels, in a file that becomes an asset."""
     import tensorflow as tf
 
     file.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8", newline="\n")

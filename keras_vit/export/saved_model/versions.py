@@ -1,7 +1,7 @@
-"""Version folders that appear whole or not at all.
+"""Writes version folders atomically.
 
-TensorFlow Serving loads a folder as soon as it has a number for a name, half copied or not. So a
-version is written under a name that is no number, flushed to the disk, and then renamed.
+TensorFlow Serving loads a folder as soon as its name is a number, even if it is half copied. So a
+version is written under a name that is not a number, flushed to the disk, and then renamed.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from keras_vit.export.one_file import flush_folder
 
 
 def check_version(path: Path, version: int | None) -> None:
-    """Raises where a version cannot be written, before any work is done."""
+    """Raises, before any work is done, if a version cannot be written."""
     if set("[\\") & set(os.path.abspath(path)) and os.name != "nt":
         raise ValueError(
             "path must not hold [ or \\, which TensorFlow reads as a pattern when it loads. "
@@ -31,17 +31,17 @@ def check_version(path: Path, version: int | None) -> None:
 
 @contextlib.contextmanager
 def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Path]]]:
-    """Gives a folder to write to, which becomes `path/version` when the block ends.
+    """Yields a folder to write to, which becomes `path/version` when the block ends.
 
-    When the block raises, nothing is left, nor the folders above that were made for it. A process
-    that is killed leaves a folder named `.tmp-*`, which no server takes for a version.
+    If the block raises, the folder is removed, and so are the parents that were created for it. A
+    killed process leaves a folder named `.tmp-*`, which no server takes for a version.
 
     Args:
-        path: The folder of all versions, made as needed.
-        version: A number that is free; None means the next one.
+        path: The folder of all versions, created if needed.
+        version: An unused number; None means the next one.
 
     Yields:
-        The folder, and a list that will hold the version's own path.
+        The folder, and a list that holds the version's path once the block has ended.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary = path / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
@@ -55,7 +55,7 @@ def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Pa
     finally:
         if not placed:
             shutil.rmtree(temporary)
-            with contextlib.suppress(OSError):  # another export may use them by now
+            with contextlib.suppress(OSError):  # another export may be using them
                 for folder in made:
                     folder.rmdir()
 
@@ -64,12 +64,12 @@ def _place(temporary: Path, path: Path, version: int | None) -> Path:
     while True:
         target = path / str(version or _next(path))
         try:
-            os.rename(temporary, target)  # fails where there are files
+            os.rename(temporary, target)  # fails if the target has files
             return target
         except OSError:
             if not target.exists():
                 raise
-            if version is not None:  # else another export took the number meanwhile
+            if version is not None:  # otherwise another export has just taken the number
                 raise _taken(path, version) from None
 
 

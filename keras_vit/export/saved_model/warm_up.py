@@ -1,7 +1,8 @@
-"""Warm-up requests: what TensorFlow Serving runs on a new version before it lets clients to it.
+"""Warm-up requests: what TensorFlow Serving runs on a new version before it serves clients.
 
-The file is a TFRecord of PredictionLog messages of tensorflow-serving-api. Only three of its nested
-fields are needed, so they are written here by their published numbers and nothing is installed.
+The file is a TFRecord of PredictionLog messages of tensorflow-serving-api. Only a few of their
+fields are needed. They are written here by their published numbers, so that nothing has to be
+installed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +21,7 @@ NAME, SIGNATURE_NAME = 1, 3  # of ModelSpec
 def write_warm_up(folder: Path, signatures: Mapping[str, Any], name: str) -> None:
     """Writes a request of one image for each signature into a version folder.
 
-    A server refuses what is more than its own batch, and with it the whole version; one image is
-    never too many.
+    A server refuses a version whose warm-up requests are larger than its batch; one image never is.
     """
     import tensorflow as tf
 
@@ -38,7 +38,7 @@ def write_warm_up(folder: Path, signatures: Mapping[str, Any], name: str) -> Non
 
 
 def _tensor(spec: Any) -> Any:
-    """One picture as a TensorProto: grey, of which a single value stands for all."""
+    """A gray image as a TensorProto; for pixels, a single value that is repeated."""
     import tensorflow as tf
 
     if spec.dtype == tf.string:

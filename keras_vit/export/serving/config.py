@@ -1,7 +1,7 @@
-"""What TensorFlow Serving needs beside the models: its config files, and a page for its operator.
+"""Writes the config files of TensorFlow Serving, and a README for its operator.
 
-The server reads `models.config` (which models, which versions) and `batching.config` (how requests
-are put together); `docker-compose.yml` starts it with both.
+The server reads `models.config` (which models and versions to serve) and `batching.config` (how to
+batch requests); `docker-compose.yml` starts it with both.
 """
 
 import json
@@ -39,10 +39,10 @@ def write_serving_config(
         max_batch_size: Images in a batch; requests should not have more.
         batch_timeout_micros: Microseconds that a request waits for others to share its batch.
         num_batch_threads: Batches that are computed at a time.
-        max_enqueued_batches: Batches that wait; a request beyond them is refused as UNAVAILABLE.
-        address: The address of this machine at which the ports open; the server knows no
-            passwords, so the default is reached from this machine alone.
-        overwrite: Whether files that are there with another content are replaced.
+        max_enqueued_batches: Batches that may wait. Further requests are refused as UNAVAILABLE.
+        address: The address on which the ports open. The server has no authentication, so by
+            default it is reachable from this machine only.
+        overwrite: Whether to replace existing files that differ.
 
     Returns:
         The four files.
@@ -110,7 +110,7 @@ def batching_config(
 
 def compose_file(names: Sequence[str], image: str, address: str) -> str:
     """The text of docker-compose.yml."""
-    # Bash and grep are in the image, curl is not. HTTP/1.0, so that the server hangs up.
+    # The image has bash and grep but no curl. HTTP/1.0, so that the server closes the connection.
     ask = (
         "exec 3<>/dev/tcp/127.0.0.1/8501 && printf 'GET /v1/models/%s HTTP/1.0\\r\\n\\r\\n' {name}"
     )
@@ -123,7 +123,7 @@ def compose_file(names: Sequence[str], image: str, address: str) -> str:
 
 
 def _places(folders: list[Path], out: str | os.PathLike | None) -> tuple[Path, dict[str, str]]:
-    """The folder that the server sees, and in it the place of each model by name."""
+    """The folder that the server sees, and the path of each model in it, by name."""
     if not folders:
         raise ValueError("models must name at least one folder. Received: models=[]")
     target = Path(os.path.abspath(out)) if out is not None else folders[0].parent
@@ -163,11 +163,11 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _check_manifests(folder: Path, max_batch_size: int, image: str) -> None:
-    """Raises where the server would be older than a model, or make batches that it refuses."""
+    """Raises if the server is older than a model, or makes batches that the model refuses."""
     tag = re.search(r":(\d+)\.(\d+)[^:/]*$", image)
     for number in _versions(folder):
         file = folder / str(number) / "MANIFEST.json"
-        if not file.is_file():  # a SavedModel of another program
+        if not file.is_file():  # a SavedModel that another program wrote
             continue
         manifest = json.loads(file.read_text(encoding="utf-8"))
         most = manifest.get("max_batch_size", max_batch_size)
@@ -200,7 +200,7 @@ def _write(folder: Path, files: Mapping[str, str], overwrite: bool) -> list[Path
         )
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in changed.items():
-        # Beside it and then moved: the server reads models.config again while it runs.
+        # Written atomically, because a running server reads models.config again.
         temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
         try:
             temporary.write_text(content, encoding="utf-8", newline="\n")

@@ -1,11 +1,11 @@
-"""The texts that `serving` fills in: config files with their reasons, and the operator's page."""
+"""The texts that `config` fills in: config files with explanations, and the operator's README."""
 
 from collections.abc import Sequence
 
 MODELS = """\
 # Which models TensorFlow Serving loads (a ModelServerConfig). The paths are those inside the
 # container, where docker-compose.yml shows this folder as /models. The server reads this file again
-# every 10 seconds; a model that is taken out of it is unloaded.
+# every 10 seconds; a model that is removed from it is unloaded.
 """
 
 MODEL = """\
@@ -177,7 +177,7 @@ start it once and ask for one image.
 
 
 def readme(names: Sequence[str], image: str, max_batch_size: int) -> str:
-    """The operator's page."""
+    """The operator's README."""
     listed = [f"`{name}`" for name in names]
     return README.format(
         title=", ".join(listed),

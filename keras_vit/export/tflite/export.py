@@ -1,4 +1,4 @@
-"""A model as a TFLite file for phones and browsers: small, fast, verified, there when complete."""
+"""Exports a model as a TFLite file for phones and browsers: converted, quantized, verified."""
 
 import dataclasses
 import importlib
@@ -24,7 +24,7 @@ from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.requirement import check_tensorflow
 from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import OUTPUTS, to_float32_tflite
-from keras_vit.export.tflite.quantize import calibration_images, quantise
+from keras_vit.export.tflite.quantize import calibration_images, quantize_file
 from keras_vit.export.verify import (
     Verification,
     checked_pictures,
@@ -41,12 +41,12 @@ BOUNDS = {None: 1e-5, "float16": 5e-3, "dynamic": 0.1, "int8": 0.3}
 """The largest difference from the model by `quantize`, as a share of the logits' range."""
 
 FILE = ".tflite"
-CALIBRATED = 64  # images of `calibration` that an int8 file is compared on
+CALIBRATED = 64  # images of `calibration` on which an int8 file is compared
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What was written, and what was seen when it was verified."""
+    """What was written, and how it compares with the model."""
 
     path: Path
     quantize: str | None
@@ -56,7 +56,7 @@ class Export:
     latency: float
     """Milliseconds for one image on one thread, the shortest of several."""
     plain_latency: float
-    """The same for the model itself on Keras' backend, measured in turns with it."""
+    """The same for the Keras model on its backend; the two were timed in turns."""
     verification: Verification
     accuracy: Drop | None = None
     """The model's accuracy and the file's on `accuracy_data`, or None."""
@@ -81,16 +81,16 @@ def export_tflite(
     verify: Any = None,
     overwrite: bool = False,
 ) -> Export:
-    """Writes a model as a `.tflite` file of built-in operators, with what apps read beside it.
+    """Writes a model as a `.tflite` file of built-in operators, with the metadata that apps read.
 
-    The model is folded and converted by TensorFlow, whatever backend it is on. Before the file gets
-    its name it is run and compared with the model; where they differ by too much, or
-    the file is less accurate than asked for, `ValueError` says so and nothing is left.
+    The model is folded and then converted by TensorFlow, whatever backend it is on. The file
+    appears only after it was run and compared with the model; if it differs by more than `bound`,
+    or loses more accuracy than `max_drop`, this raises `ValueError` and leaves nothing behind.
 
     The file has one input, `images`, and one output. Its metadata says how pixels become the input
-    and what the classes are called, so that `mediapipe.tasks.vision.ImageClassifier` opens it; for
-    a model that normalises each channel by its own numbers only with `images="uint8"`, because
-    MediaPipe has one mean and one deviation for all.
+    and what the classes are called, so that `mediapipe.tasks.vision.ImageClassifier` opens it.
+    MediaPipe has one mean and one deviation for all channels, so a model that normalizes each
+    channel by its own numbers needs `images="uint8"`.
 
     | `quantize` | weights | computes in |
     |---|---|---|
@@ -100,31 +100,31 @@ def export_tflite(
     | "int8" | int8, a quarter | int8 products, scaled by `calibration`; the rest float32 |
 
     Args:
-        model: A `ViT` on any backend, not quantised. LoRA is merged.
+        model: A `ViT` on any backend, not quantized. LoRA is merged.
         path: The file, ending in `.tflite`.
         quantize: None, "float16", "dynamic" or "int8".
-        batch_size: Images at a time; None means any number, which an app must then choose. The Task
-            libraries want 1.
+        batch_size: Images at a time; None means any number, which the app must then choose. The
+            Task libraries need 1.
         labels: Names of the classes; None means the config's, if it has any.
         activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
             `classifier_activation` if that is sigmoid, otherwise softmax.
         output: "probabilities", "logits" or "features", what the head reads. A model without a head
             has features alone.
         images: "float32" if the input is what the model takes, "uint8" if it is pixels of the
-            model's size, which are then normalised inside.
-        description: What the model is, for people.
+            model's size, which the file normalizes.
+        description: What the model is, for people who inspect the file.
         calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
             `images="float32"` floats as the model takes them. A hundred are enough.
         float_layers: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
-        accuracy_data: Images and their classes, `(images, labels)` or batches of them: the file
-            must classify them as well as the model.
-        max_drop: Points of accuracy that the file may lose on them.
+        accuracy_data: Images and their classes, `(images, labels)` or batches of them, on which the
+            accuracy of the file is compared with the model's.
+        max_drop: The most percentage points of accuracy that the file may lose on them.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
-            float32, 0.005 in float16, 0.1 in dynamic and 0.3 in int8. In int8 that finds only what
-            is broken: `accuracy_data` says what it costs.
-        verify: Images to compare on, as for `calibration`. None means made pictures, and in int8,
-            which knows no other kind, those of `calibration`.
-        overwrite: Whether a file that is there is replaced.
+            float32, 0.005 in float16, 0.1 in dynamic and 0.3 in int8. In int8 this only catches
+            broken files: use `accuracy_data` to see the cost.
+        verify: Images to compare on, as for `calibration`. None means generated images, or in int8
+            those of `calibration`, because its ranges fit no others.
+        overwrite: Whether to replace an existing file.
 
     Returns:
         An `Export`: path, size, latency, the verification and the accuracy.
@@ -150,7 +150,7 @@ def export_tflite(
     if description is not None and (not isinstance(description, str) or not description.strip()):
         raise ValueError(f"description must be a text. Received: description={description!r}")
     pictures = None if verify is None else checked_pictures(verify, config, images)
-    _check_quantising(quantize, calibration, float_layers)
+    _check_quantizing(quantize, calibration, float_layers)
     if calibration is not None:
         calibration = calibration_images(calibration, config, images)
         pictures = calibration[:CALIBRATED] if pictures is None else pictures
@@ -161,7 +161,7 @@ def export_tflite(
         fold(model), batch_size=batch_size, output=output, images=images, activation=activation
     )
     if quantize:
-        content = quantise(
+        content = quantize_file(
             content, quantize, calibration=calibration, float_layers=float_layers or ()
         )
     record = {
@@ -217,7 +217,7 @@ def _check_head(config: ViTConfig, output: str, accuracy_data: Any, max_drop: An
         raise ValueError(f"max_drop must be a number of at least 0. Received: max_drop={max_drop}")
 
 
-def _check_quantising(quantize: str | None, calibration: Any, float_layers: Any) -> None:
+def _check_quantizing(quantize: str | None, calibration: Any, float_layers: Any) -> None:
     if (calibration is None) == (quantize == "int8"):
         rule = "be typical images" if quantize == "int8" else "be None"
         raise ValueError(

@@ -1,10 +1,10 @@
-"""What a TFLite file says of itself: to the Task libraries of phones and browsers, and to us.
+"""The metadata of a TFLite file: for the Task libraries of phones and browsers, and for us.
 
 A TFLite file has named pieces of metadata. `TFLITE_METADATA` is what MediaPipe's tasks read: how
 pixels become the input, and which file has the names of the classes. That file is appended to the
-model as an archive. `RECORD` is ours: JSON from which the model can be run again.
+model as an archive. `RECORD` is ours: JSON with all that our own runtime needs.
 
-The Task libraries' schema has many tables, of which seven are needed, so they are written here by
+Of the many tables of the Task libraries' schema only seven are needed. They are written here by
 their published field numbers.
 """
 
@@ -22,7 +22,7 @@ from keras_vit.runtime.tflite import RECORD, litert
 LABELS = "labels.txt"
 TASKS = "TFLITE_METADATA"
 ALIGNMENT = 16  # of weights in the file, as its schema asks for
-COLOURS = {1: 2, 3: 1}  # channels: GRAYSCALE or RGB
+COLORS = {1: 2, 3: 1}  # channels: GRAYSCALE or RGB
 AXIS_LABELS, IMAGE_PROPERTIES, NORMALIZATION = 2, 2, 1  # of enumerations and unions
 PARSER = "1.0.0"  # the first version of the libraries that reads all of this
 INPUT = "Pixels of one picture"
@@ -34,22 +34,22 @@ OUTPUTS = {
 
 
 def add_metadata(content: bytes, record: Mapping[str, Any], name: str, description: str) -> bytes:
-    """A TFLite file with metadata, and its tensors named after what they are.
+    """Adds metadata to a TFLite file, and names its input and output.
 
     Args:
         content: A TFLite file with one input and one output, without metadata of these names.
-        record: What JSON can hold: `config`, `labels`, `output` and `images` at least.
+        record: Facts that JSON can hold, with `config`, `labels`, `output` and `images` at least.
         name: The model's name.
-        description: What it is, for a person.
+        description: What the model is, for people.
 
     Returns:
-        The file's content: the model, and behind it an archive with the labels if it has any.
+        The file's content: the model, followed by an archive with the labels if there are any.
     """
     schema = litert("schema_py_generated")
-    import flatbuffers  # which comes with LiteRT
+    import flatbuffers  # comes with LiteRT
 
     class Aligned(schema.BufferT):
-        """A buffer that keeps the alignment, which Python's bindings do not."""
+        """A buffer that stays aligned, as the Python bindings do not ensure."""
 
         def Pack(self, builder):
             data = None
@@ -79,19 +79,19 @@ def add_metadata(content: bytes, record: Mapping[str, Any], name: str, descripti
 
 
 def _data(buffer: Any, content: bytes) -> Any:
-    """A buffer's bytes, which may stand behind the FlatBuffer; they are moved into it."""
-    if buffer.offset > 1:  # 1 says that it will be filled in
+    """A buffer's bytes, which large files keep after the FlatBuffer instead of in it."""
+    if buffer.offset > 1:  # 1 is a placeholder
         return content[buffer.offset : buffer.offset + buffer.size]
     return buffer.data
 
 
 def _with_labels(content: bytes, labels: Sequence[str] | None) -> bytes:
-    """The model with its labels appended: stored as they are, which is all that is read."""
+    """The model with its labels appended, uncompressed because that is all the readers know."""
     if not labels:
         return content
     file = io.BytesIO(content)
     with zipfile.ZipFile(file, "a") as archive:
-        entry = zipfile.ZipInfo(LABELS)  # with a date that is always the same
+        entry = zipfile.ZipInfo(LABELS)  # its date is always the same
         archive.writestr(entry, "".join(f"{label}\n" for label in labels))
     return file.getvalue()
 
@@ -99,7 +99,7 @@ def _with_labels(content: bytes, labels: Sequence[str] | None) -> bytes:
 def _task_metadata(
     record: Mapping[str, Any], name: str, description: str, has_labels: bool
 ) -> bytes:
-    """A ModelMetadata with one SubGraphMetadata, which has a TensorMetadata for either side."""
+    """A ModelMetadata with one SubGraphMetadata, which has a TensorMetadata for each side."""
     config = ViTConfig.from_dict(record["config"])
     to = _Writer()
     units: list[int] = []
@@ -110,9 +110,9 @@ def _task_metadata(
         )
         units = [to.table(Byte(NORMALIZATION), to.table(mean, std))]  # a ProcessUnit
     content = None
-    if config.in_channels in COLOURS:
-        colours = to.table(Byte(COLOURS[config.in_channels]))
-        content = to.table(Byte(IMAGE_PROPERTIES), colours)
+    if config.in_channels in COLORS:
+        colors = to.table(Byte(COLORS[config.in_channels]))
+        content = to.table(Byte(IMAGE_PROPERTIES), colors)
     files: list[int] = []
     if has_labels:
         about = to.text("Names of the classes, one a line")
@@ -130,11 +130,11 @@ def _task_metadata(
 
 
 class Byte(int):
-    """A number in a table, where other numbers are places of what was written before."""
+    """A number in a table, where other ints are offsets of what was written before."""
 
 
 class _Writer:
-    """Tables of a FlatBuffer, written by the numbers of their fields."""
+    """Writes tables of a FlatBuffer by the numbers of their fields."""
 
     def __init__(self):
         import flatbuffers

@@ -1,9 +1,8 @@
 """The operators of `Program` in TFLite: the graph that LiteRT's XNNPACK runs fast on a phone.
 
 Only built-in operators are used. A product is a FULLY_CONNECTED with a constant kernel and its
-bias, GELU is a single operator, tokens stay flat (B * T, D), and where the stream is centred a norm
-is only a root mean square. Query, key and value are products of their own, which is faster here
-than cutting a joint one into three.
+bias; query, key and value are one each. GELU is a single operator, tokens stay flat (B * T, D), and
+where the stream is centered, a norm is only a root mean square.
 
 The operators are named after the model's layers, such as `encoder_block_3/mlp/dense_1`, so that a
 layer can be found again in the file.
@@ -37,7 +36,7 @@ def to_float32_tflite(
         batch_size: Images at a time; None means any number, which the runtime must be told before
             it runs.
         output: "probabilities", "logits" or "features". Without a head there are features only.
-        images: "float32" for what the model takes, "uint8" for pixels, which are normalised inside.
+        images: "float32" for what the model takes, "uint8" for pixels, which the file normalizes.
         activation: "softmax" or "sigmoid": from logits to probabilities.
 
     Returns:
@@ -67,7 +66,7 @@ def to_float32_tflite(
         )
     import tensorflow as tf
 
-    # A norm must see normalised pixels, while a product can normalise them itself.
+    # A norm must see normalized pixels, while a product can normalize them itself.
     gain_first = images == "uint8" and folded.patch_norm is not None
     if images == "uint8" and not gain_first:
         folded = _of_pixels(folded)
@@ -141,7 +140,7 @@ class TFLiteOperators:
     def norm(self, x: Any, n: Norm) -> Any:
         tf = self.tf
         with self.scope(n.name):
-            if not n.centred:
+            if not n.centered:
                 x = x - tf.reduce_mean(x, -1, keepdims=True)
             variance = tf.reduce_mean(x * x, -1, keepdims=True)  # faster than a SQUARE
             x = x * tf.math.rsqrt(variance + n.epsilon)
@@ -169,9 +168,6 @@ class TFLiteOperators:
         if kind == "tanh":
             return tf.nn.gelu(x, approximate=True)
         return 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0).astype("float32")))
-
-    def tanh(self, x: Any) -> Any:
-        return self.tf.tanh(x)
 
     def activate(self, x: Any, name: str) -> Any:
         return getattr(self.tf.nn, name)(x)
@@ -205,7 +201,7 @@ class TFLiteOperators:
 
 
 def _of_pixels(folded: Folded) -> Folded:
-    """The same model for pixels: the normalisation moves into the patch projection."""
+    """The same model for pixels: their normalization moves into the patch projection."""
     gain, kernel = pixel_gain(folded.config), folded.patches.kernel.astype("float64")
     pixels = len(kernel) // len(gain.scale)  # of a patch
     bias = folded.patches.bias + np.tile(gain.offset, pixels) @ kernel

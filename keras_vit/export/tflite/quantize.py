@@ -1,9 +1,9 @@
-"""A float32 .tflite file made small and fast: float16 or int8 weights, int8 or float activations.
+"""Makes a float32 .tflite file smaller and faster: float16 or int8 weights, int8 activations.
 
-What is quantised is the layers, that is the products with constant kernels: they are nearly all of
-a file's bytes and of its time. Between them everything stays in float32: the residual stream,
-LayerNorm, attention's scores, softmax and GELU. Put into int8 too, they move the logits more than
-all layers together, and the file is three to five times as slow (`benchmarks/int8.py`).
+Only layers are quantized, that is products with constant kernels: they are nearly all of a file's
+bytes and time. Everything between them stays in float32: the residual stream, LayerNorm, the scores
+of attention, softmax and GELU. In int8, those would move the logits more than all layers together
+and make the file three to five times as slow (`benchmarks/int8.py`).
 """
 
 import contextlib
@@ -27,12 +27,12 @@ BETWEEN = (
     "ADD BATCH_MATMUL GELU LOGISTIC MEAN MUL PAD RESHAPE RSQRT SOFTMAX SQUARED_DIFFERENCE "
     "STRIDED_SLICE SUB TANH TRANSPOSE"
 ).split()
-"""Kinds of operators between the products that have an int8 form too, which `quantise` leaves."""
+"""Operators between the products, which `quantize_file` leaves alone although int8 has them."""
 ENDS = ("patches", "head")
-"""Layers whose activations keep their range at each call: what reads pixels, what writes logits."""
+"""Layers whose activations are not calibrated: the first reads pixels, the last writes logits."""
 
 Ranges = Mapping[str, tuple[float, float]]
-"""The smallest and the largest value of activations, by the names of their tensors."""
+"""The smallest and the largest value of each activation, by the name of its tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,25 +42,25 @@ class Operator:
     kind: str
     """Such as "FULLY_CONNECTED"."""
     layer: str | None
-    """The path of the model's layer, such as "encoder_block_3/mlp/dense_1", of a product."""
+    """Of a product: the path of the model's layer, such as "encoder_block_3/mlp/dense_1"."""
     kernel: Any
-    """Of a product: an array, of which the first axis is that of the outputs."""
+    """Of a product: an array whose first axis is that of the outputs."""
     bias: Any
-    """Of a product that has one: an array."""
+    """Of a product: an array, or None."""
     activations: Mapping[int, str]
-    """The float tensors that are computed at run time: those it reads, then those it writes."""
+    """The float tensors computed at run time, by number: those it reads, then those it writes."""
     scope: str
-    """Its name: those of what it writes."""
+    """The name of the operator, made of the names of the tensors that it writes."""
 
 
-def quantise(
+def quantize_file(
     content: bytes,
     mode: str,
     *,
     calibration: Any = None,
     float_layers: Collection[str] = (),
 ) -> bytes:
-    """Quantises a float32 .tflite file.
+    """Quantizes a float32 .tflite file.
 
     | mode | kernels | activations at a product |
     |---|---|---|
@@ -68,19 +68,20 @@ def quantise(
     | "dynamic" | int8, a scale for each output | int8, scaled anew at each call |
     | "int8" | int8, a scale for each output | int8 in ranges seen on `calibration` |
 
-    In "int8" the patch projection and the head are as in "dynamic": logits in 256 steps would tie.
-    So is a layer with a bias that is out of reach. Everything else is float32 in all modes.
+    In "int8" the patch projection and the head are treated as in "dynamic", because logits in 256
+    steps would tie, and so are layers whose bias does not fit. Everything else is float32 in all
+    modes.
 
     Args:
         content: The file, as `to_float32_tflite` makes it.
         mode: "float16", "dynamic" or "int8".
-        calibration: For "int8": images as the file takes them, `(count, H, W, C)`, of the kind
-            that it will see; a hundred are enough.
-        float_layers: Layers that stay as they are, such as "encoder_block_3/mlp/dense_1"; or
-            "encoder_block_3" for all of them in there.
+        calibration: For "int8": typical images as the file takes them, `(count, H, W, C)`. A
+            hundred are enough.
+        float_layers: Layers that stay in float32, such as "encoder_block_3/mlp/dense_1"; or
+            "encoder_block_3" for all layers of the block.
 
     Returns:
-        The quantised file.
+        The quantized file.
     """
     if mode not in MODES:
         known = ", ".join(map(repr, MODES))
@@ -94,21 +95,21 @@ def quantise(
     kept = _kept(float_layers, layers)
     ranges = measure_ranges(content, calibration) if mode == "int8" else {}
     how = {name: mode_of(name, mode) for name in layers if name not in kept}
-    return quantise_layers(content, how, ranges)
+    return quantize_layers(content, how, ranges)
 
 
 def layer_names(content: bytes) -> tuple[str, ...]:
-    """The layers that can be quantised, in the order in which they run."""
+    """The layers that can be quantized, in the order in which they run."""
     return tuple(dict.fromkeys(o.layer for o in read_operators(content) if o.layer is not None))
 
 
 def mode_of(layer: str, mode: str) -> str:
-    """How `quantise` treats a layer in a mode."""
+    """How `quantize_file` treats a layer in a mode."""
     return "dynamic" if mode == "int8" and layer.split("/")[0] in ENDS else mode
 
 
 def calibration_images(images: Any, config: ViTConfig, takes: str) -> np.ndarray:
-    """Images to calibrate with as the file takes them, or an error before any work is done.
+    """Images to calibrate with, as the file takes them, checked before any work is done.
 
     Args:
         images: Floats as the model takes them, or uint8 pixels of its size.
@@ -149,10 +150,10 @@ def read_operators(content: bytes) -> tuple[Operator, ...]:
             name = weight.name.decode()
             if weight.type != schema.TensorType.FLOAT32:
                 raise ValueError(
-                    "content must be a float32 file, not one that is quantised. Received: a kernel "
+                    "content must be a float32 file, not a quantized one. Received: a kernel "
                     f"{name!r} of another type"
                 )
-            # A kernel that two layers share has no name of theirs, but what they write has.
+            # A kernel that two layers share is not named after them, but what they write is.
             layer = (name if "/" in name else scope).split(";")[0].rpartition("/")[0]
             kernel = _floats(constants[operator.inputs[1]]).reshape(weight.shape)
             bias = _floats(constants[i]) if (i := _third(operator.inputs)) in constants else None
@@ -170,7 +171,7 @@ def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
 
     Args:
         content: A float32 file.
-        images: As the file takes them, `(count, H, W, C)`, in any number.
+        images: Any number of images as the file takes them, `(count, H, W, C)`.
     """
     from ai_edge_litert.interpreter import Interpreter
 
@@ -186,7 +187,7 @@ def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
     low = dict.fromkeys(wanted.values(), float("inf"))
     high = dict.fromkeys(wanted.values(), float("-inf"))
     for start in range(0, len(images), batch):
-        # What is missing in the last batch is made up with the first images: ranges do not change.
+        # The last batch is filled up with the first images, which does not change the ranges.
         places = np.arange(start, start + batch) % len(images)
         interpreter.set_tensor(entry["index"], images[places])
         interpreter.invoke()
@@ -203,25 +204,25 @@ def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
     return {name: (low[name], high[name]) for name in low}
 
 
-def quantise_layers(
+def quantize_layers(
     content: bytes, how: Mapping[str, str], ranges: Ranges, kinds: Collection[str] = ()
 ) -> bytes:
-    """Quantises some layers of a file, each in a mode of its own.
+    """Quantizes some layers of a file, each in its own mode.
 
-    In "int8" a bias is an integer too, in steps of the input's times the kernel's. A layer with a
-    bias that is out of their reach, behind weights near 0, is quantised as in "dynamic".
+    In "int8" a bias is an int32 in steps of the input's scale times the kernel's. A layer whose
+    bias does not fit, because its weights are near 0, is quantized as in "dynamic".
 
     Args:
         content: A float32 file.
-        how: The mode of each layer that is to be quantised; the others stay as they are.
-        ranges: Of `measure_ranges`, where a mode is "int8".
-        kinds: Those of `BETWEEN` that get int8 activations too.
+        how: The mode of each layer to quantize; other layers stay in float32.
+        ranges: From `measure_ranges`, if a mode is "int8".
+        kinds: Operators of `BETWEEN` that also get int8 activations.
     """
     try:
         from ai_edge_quantizer import algorithm_manager, qtyping, quantizer
     except ImportError as error:
         raise ImportError(
-            "ai-edge-quantizer must be installed to quantise TFLite files: "
+            "ai-edge-quantizer must be installed to quantize TFLite files: "
             "pip install 'keras3-vit[export]'"
         ) from error
 
@@ -253,10 +254,10 @@ def quantise_layers(
 
 
 def _with_own_buffers(content: bytes) -> bytes:
-    """The file with a buffer for each constant of another shape.
+    """The file, with separate buffers for constants of different shapes.
 
-    The converter keeps equal bytes once, such as the zeros of two kernels. Where these have as many
-    numbers but another shape, the quantizer gives both the scales of one, for another count.
+    The converter stores equal bytes once, such as the zeros of two kernels. If their shapes differ,
+    the quantizer would give both the scales of one, in the wrong number.
     """
     from ai_edge_litert import schema_py_generated as schema
     from ai_edge_litert.tools.flatbuffer_utils import convert_object_to_bytearray
@@ -276,14 +277,14 @@ def _with_own_buffers(content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars, and without a warning that keeping all activations takes memory."""
+    """Hides progress bars, and a warning that keeping all activations takes memory."""
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Enabling `experimental_preserve_all_tensors`")
         yield
 
 
 def _kept(float_layers: Collection[str], layers: tuple[str, ...]) -> set[str]:
-    if isinstance(float_layers, str):  # a collection too, of its letters
+    if isinstance(float_layers, str):  # a collection of letters
         raise ValueError(
             f"float_layers must be a list of names. Received: float_layers={float_layers!r}"
         )
@@ -322,7 +323,7 @@ def _third(inputs: Any) -> int:
 
 
 def _bias_fits(operator: Operator, ranges: Ranges) -> bool:
-    """Whether int32 holds a product's bias."""
+    """Whether the bias of a product fits into int32."""
     if operator.bias is None:
         return True
     low, high = ranges[next(iter(operator.activations.values()))]

@@ -1,4 +1,4 @@
-"""What int8 costs, layer by layer: each is quantised alone, and the file run on the user's images.
+"""What int8 costs, layer by layer: each is quantized alone, and the file run on the user's images.
 
 Some layers of a trained ViT see a few values that are far larger than all others, and 256 steps
 over such a range leave little for the rest. Which ones they are depends on the model and its
@@ -24,7 +24,7 @@ from keras_vit.export.tflite.quantize import (
     layer_names,
     measure_ranges,
     mode_of,
-    quantise_layers,
+    quantize_layers,
     read_operators,
 )
 from keras_vit.model import ViT
@@ -38,20 +38,20 @@ WHAT = ("file", "kind", "operator", "layer")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one way to quantise costs."""
+    """What one way to quantize costs."""
 
     what: str
-    """"file": all of it in a mode; "kind": a layer of all blocks at once; "operator": one between
-    the layers, which `quantize="int8"` leaves in float32; "layer": one layer."""
+    """"file": all layers in a mode; "kind": one layer of every block at once; "operator": one kind
+    between the layers, which `quantize="int8"` leaves in float32; "layer": a single layer."""
     name: str
     """Of a layer, such as "encoder_block_3/mlp/dense_1"."""
     difference: float
-    """Of the logits, or without a head of the features, from those of the float32 file: the root
-    of the mean square, as a share of their standard deviation."""
+    """Root mean square difference of the logits (without a head, of the features) from those of the
+    float32 file, as a share of their standard deviation."""
     other_top_class: float | None
-    """Share of the images whose top class is another; None without a head."""
+    """Share of the images whose top class differs; None without a head."""
     accuracy: float | None
-    """Share of `data` that is right; None without it."""
+    """Top-1 accuracy on `data`; None without it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Sweep:
 
     rows: tuple[Row, ...]
     images: int
-    """That the files were run on."""
+    """How many images the files were run on."""
     accuracy: float | None
-    """Of the float32 file on `data`; None without it."""
+    """Top-1 accuracy of the float32 file on `data`; None without it."""
 
     def worst(self, count: int = 3) -> tuple[str, ...]:
-        """Layers that cost the most, the worst first: what `float_layers` takes."""
+        """The layers that cost the most, worst first, to pass as `float_layers`."""
         check_count("count", count)
         layers = [row for row in self.rows if row.what == "layer"]
         return tuple(row.name for row in _by_cost(layers)[:count])
@@ -78,7 +78,7 @@ class Sweep:
         if self.accuracy is not None:
             title += f"; float32 is right on {self.accuracy:.2%}"
         table = Table(title=title, box=box.SIMPLE, pad_edge=False)
-        table.add_column("quantised")
+        table.add_column("quantized")
         table.add_column("")
         for name in ("difference", "other top class", "accuracy"):
             table.add_column(name, justify="right")
@@ -101,22 +101,22 @@ class Sweep:
 def quantization_sweep(
     model: ViT, calibration: Any, data: Any = None, *, num_threads: int | None = None
 ) -> Sweep:
-    """Quantises a model's layers one at a time to int8, and measures what each costs.
+    """Quantizes a model's layers to int8 one at a time, and measures what each costs.
 
-    The model is converted once and calibrated once; each way to quantise it is then a file in
-    memory, which is run on all images. On a ViT-S/16 at 224 px with 50 images these are some
-    hundred files and a few minutes.
+    The model is converted and calibrated once. Each way to quantize it is then a file in memory,
+    which is run on all images: for ViT-S/16 at 224 px with 50 images, about a hundred files in a
+    few minutes.
 
     Args:
-        model: A `ViT` on any backend, not quantised.
+        model: A `ViT` on any backend, not quantized.
         calibration: Typical images: floats as the model takes them or uint8 pixels of its size.
             A hundred are enough.
         data: Labelled images to run on, `(images, labels)` or batches of them; None means the
             calibration images, and no accuracy.
-        num_threads: To run the files on; None means LiteRT's default, which is one.
+        num_threads: How many threads run a file; None means LiteRT's default, one.
 
     Returns:
-        A `Sweep`. Print it for the table; `worst` gives layers for the `float_layers` of
+        A `Sweep`: print it to see the table; `worst` returns layers to pass as `float_layers` to
         `export_tflite`.
 
     Example:
@@ -134,7 +134,7 @@ def quantization_sweep(
     calibration = calibration_images(calibration, config, "float32")
     images, labels = calibration, None
     if data is not None:
-        images, labels = _labelled(model, data)
+        images, labels = _labeled(model, data)
     content = to_float32_tflite(
         fold(model),
         batch_size=1,
@@ -147,14 +147,14 @@ def quantization_sweep(
         raise ValueError("model must give finite logits. Received: NaN or infinite ones")
     ranges = measure_ranges(content, calibration)
     rows = []
-    for what, name, quantised in _files(content, ranges):
-        found = _run(quantised, images, num_threads)
+    for what, name, quantized in _files(content, ranges):
+        found = _run(quantized, images, num_threads)
         rows.append(_row(what, name, wanted, found, labels, bool(config.num_classes)))
     accuracy = None if labels is None else float((wanted.argmax(-1) == labels).mean())
     return Sweep(tuple(rows), len(images), accuracy)
 
 
-def _labelled(model: ViT, data: Any) -> tuple[np.ndarray, np.ndarray]:
+def _labeled(model: ViT, data: Any) -> tuple[np.ndarray, np.ndarray]:
     parts = [
         (normalised(images, model.config) if images.dtype == np.uint8 else images, labels)
         for images, labels in batches(KerasRuntime(model), data)
@@ -164,26 +164,26 @@ def _labelled(model: ViT, data: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _files(content: bytes, ranges: Ranges) -> Iterator[tuple[str, str, bytes]]:
-    """Each way to quantise a float32 file: what it is, its name, and the file."""
+    """Each way to quantize a float32 file: what is quantized, its name, and the file."""
     layers = layer_names(content)
     present = {operator.kind for operator in read_operators(content)}
     between = [kind for kind in BETWEEN if kind in present]
     for mode in ("dynamic", "int8"):
         how = {layer: mode_of(layer, mode) for layer in layers}
-        yield "file", mode, quantise_layers(content, how, ranges)
+        yield "file", mode, quantize_layers(content, how, ranges)
     how = dict.fromkeys(layers, "int8")
-    yield "file", "int8 everywhere", quantise_layers(content, how, ranges, between)
+    yield "file", "int8 everywhere", quantize_layers(content, how, ranges, between)
     for name in dict.fromkeys(BLOCK.sub("", layer) for layer in layers if BLOCK.match(layer)):
         how = {layer: "int8" for layer in layers if BLOCK.sub("", layer) == name}
-        yield "kind", name, quantise_layers(content, how, ranges)
+        yield "kind", name, quantize_layers(content, how, ranges)
     for kind in between:
-        yield "operator", kind, quantise_layers(content, {}, ranges, [kind])
+        yield "operator", kind, quantize_layers(content, {}, ranges, [kind])
     for layer in layers:
-        yield "layer", layer, quantise_layers(content, {layer: mode_of(layer, "int8")}, ranges)
+        yield "layer", layer, quantize_layers(content, {layer: mode_of(layer, "int8")}, ranges)
 
 
 def _run(content: bytes, images: np.ndarray, num_threads: int | None) -> np.ndarray:
-    """The output of a file for one image at a time."""
+    """The outputs of a file, run on one image at a time."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_content=content, num_threads=num_threads)

@@ -271,11 +271,11 @@ def test_export_onnx_that_is_another_model_leaves_no_file(tmp_path, monkeypatch)
 @on_tensorflow
 def test_export_onnx_refuses_what_it_cannot_write(tmp_path, monkeypatch):
     model = tiny_model()
-    quantised = tiny_model()
-    quantised.blocks[1].mlp.dense_2.quantize("int8")
+    quantized = tiny_model()
+    quantized.blocks[1].mlp.dense_2.quantize("int8")
     newest = onnx.defs.onnx_opset_version()
     for words, wrong in (
-        ("must not be quantised", {"model": quantised}),
+        ("must not be quantized", {"model": quantized}),
         ("must be a keras_vit.ViT", {"model": keras.Sequential()}),
         ("path must end in .onnx", {"path": tmp_path / "tiny.tflite"}),
         ("dtype must be one of", {"dtype": "bfloat16"}),

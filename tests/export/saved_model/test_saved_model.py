@@ -393,6 +393,6 @@ def test_models_that_cannot_be_exported_are_refused_first(tmp_path):
         export_saved_model(keras.Sequential(), tmp_path / "x")
     model = tiny_model()
     model.blocks[1].mlp.dense_2.quantize("int8")
-    with pytest.raises(ValueError, match="model must not be quantised"):
+    with pytest.raises(ValueError, match="model must not be quantized"):
         export_saved_model(model, tmp_path / "x")
     assert not (tmp_path / "x").exists()

@@ -100,7 +100,7 @@ def test_modes_give_the_model_and_smaller_files(model, content):
     sizes, errors = [len(content)], []
     for mode in quantize.MODES:
         calibration = CALIBRATION if mode == "int8" else None
-        found = quantize.quantise(content, mode, calibration=calibration)
+        found = quantize.quantize_file(content, mode, calibration=calibration)
         errors.append(error(found, wanted))
         sizes.append(len(found))
     assert errors[0] < 2e-3 and errors[1] < 0.05 and errors[2] < 0.08
@@ -112,7 +112,7 @@ def test_modes_give_the_model_and_smaller_files(model, content):
 def test_kernels_are_what_the_mode_says(content):
     shapes = {name: tensor.shape for name, (tensor, _) in kernels(content).items()}
     assert set(shapes) == {"patches/projection", "head", *LAYERS}
-    half = kernels(quantize.quantise(content, "float16"))
+    half = kernels(quantize.quantize_file(content, "float16"))
     full = kernels(content)
     for name, (tensor, data) in half.items():
         assert tensor.type == schema.TensorType.FLOAT16
@@ -120,7 +120,7 @@ def test_kernels_are_what_the_mode_says(content):
         assert np.array_equal(np.frombuffer(data, "float16"), kernel.astype("float16"))
     for mode, calibration in (("dynamic", None), ("int8", CALIBRATION)):
         for name, (tensor, data) in kernels(
-            quantize.quantise(content, mode, calibration=calibration)
+            quantize.quantize_file(content, mode, calibration=calibration)
         ).items():
             assert tensor.type == schema.TensorType.INT8
             # A scale for each output: with it the integers are the kernel, up to half a step.
@@ -132,9 +132,9 @@ def test_kernels_are_what_the_mode_says(content):
 
 
 def test_int8_leaves_what_is_between_the_products_in_float(content):
-    found = quantize.quantise(content, "int8", calibration=CALIBRATION)
+    found = quantize.quantize_file(content, "int8", calibration=CALIBRATION)
     assert kinds_by_type(found) == {"FULLY_CONNECTED", "QUANTIZE", "DEQUANTIZE"}
-    assert not kinds_by_type(quantize.quantise(content, "dynamic"))
+    assert not kinds_by_type(quantize.quantize_file(content, "dynamic"))
     assert layers_by_type(found) == {
         schema.TensorType.INT8: set(LAYERS),
         schema.TensorType.FLOAT32: {"patches/projection", "head"},
@@ -142,7 +142,7 @@ def test_int8_leaves_what_is_between_the_products_in_float(content):
     # Negative control: int8 everywhere.
     ranges = quantize.measure_ranges(content, CALIBRATION)
     how = dict.fromkeys(quantize.layer_names(content), "int8")
-    naive = quantize.quantise_layers(content, how, ranges, quantize.BETWEEN)
+    naive = quantize.quantize_layers(content, how, ranges, quantize.BETWEEN)
     assert {"SOFTMAX", "ADD", "GELU", "MEAN"} <= kinds_by_type(naive)
 
 
@@ -154,8 +154,8 @@ def test_int8_everywhere_is_worse():
     content, wanted = converted(model), run(model, CALIBRATION)
     ranges = quantize.measure_ranges(content, CALIBRATION)
     how = dict.fromkeys(quantize.layer_names(content), "int8")
-    naive = quantize.quantise_layers(content, how, ranges, quantize.BETWEEN)
-    ours = quantize.quantise(content, "int8", calibration=CALIBRATION)
+    naive = quantize.quantize_layers(content, how, ranges, quantize.BETWEEN)
+    ours = quantize.quantize_file(content, "int8", calibration=CALIBRATION)
     assert 3 * error(ours, wanted) < error(naive, wanted)
 
 
@@ -163,7 +163,7 @@ def test_float_layers_stay_as_they_are(content):
     full = kernels(content)
     for kept in (["encoder_block_0/mlp"], ("encoder_block_1/attention/query", "head", "patches")):
         found = kernels(
-            quantize.quantise(content, "int8", calibration=CALIBRATION, float_layers=kept)
+            quantize.quantize_file(content, "int8", calibration=CALIBRATION, float_layers=kept)
         )
         for name, (tensor, data) in found.items():
             if name.startswith(tuple(kept)):
@@ -171,7 +171,7 @@ def test_float_layers_stay_as_they_are(content):
             else:
                 assert tensor.type == schema.TensorType.INT8
     everything = ("patches", "encoder_block_0", "encoder_block_1", "head")
-    assert quantize.quantise(content, "float16", float_layers=everything) == content
+    assert quantize.quantize_file(content, "float16", float_layers=everything) == content
     assert quantize._kept(["block_1"], ("block_1/mlp", "block_10/mlp")) == {"block_1/mlp"}
 
 
@@ -182,9 +182,9 @@ def test_bias_behind_a_dead_unit_is_kept(monkeypatch):
     dense.kernel.assign(np.asarray(dense.kernel) * np.where(np.arange(28) == 5, 1e-9, 1.0))
     dense.bias.assign(np.where(np.arange(28) == 5, 2.0, np.asarray(dense.bias)))
     content, wanted = converted(model), run(model, CALIBRATION)
-    assert error(quantize.quantise(content, "int8", calibration=CALIBRATION), wanted) < 0.04
+    assert error(quantize.quantize_file(content, "int8", calibration=CALIBRATION), wanted) < 0.04
     monkeypatch.setattr(quantize, "_bias_fits", lambda *_: True)
-    assert error(quantize.quantise(content, "int8", calibration=CALIBRATION), wanted) > 0.06
+    assert error(quantize.quantize_file(content, "int8", calibration=CALIBRATION), wanted) > 0.06
 
 
 def test_layers_with_the_same_kernel_have_their_own_names():
@@ -194,7 +194,7 @@ def test_layers_with_the_same_kernel_have_their_own_names():
         kernel.assign(np.zeros(kernel.shape))
     content, wanted = converted(model), run(model, CALIBRATION)
     assert set(quantize.layer_names(content)) == {"patches/projection", "head", *LAYERS}
-    found = quantize.quantise(
+    found = quantize.quantize_file(
         content, "int8", calibration=CALIBRATION, float_layers=["encoder_block_0/mlp/dense_2"]
     )
     assert error(found, wanted) < 0.04
@@ -207,7 +207,7 @@ def test_kernels_of_the_same_bytes_and_another_shape_have_their_own_scales():
         dense.kernel.assign(np.zeros(dense.kernel.shape))
     content, wanted = converted(model), run(model, CALIBRATION)
     for mode, calibration in (("dynamic", None), ("int8", CALIBRATION)):
-        found = quantize.quantise(content, mode, calibration=calibration)
+        found = quantize.quantize_file(content, mode, calibration=calibration)
         assert error(found, wanted) < 0.05
         for tensor, _ in kernels(found).values():
             assert len(tensor.quantization.scale) == tensor.shape[0]
@@ -222,7 +222,7 @@ def test_activations_that_are_not_finite_are_refused():
     with pytest.raises(
         ValueError, match="finite activations for .* Received: NaN .*_0/mlp/dense_1"
     ):
-        quantize.quantise(converted(model), "int8", calibration=CALIBRATION)
+        quantize.quantize_file(converted(model), "int8", calibration=CALIBRATION)
 
 
 def test_ranges_are_those_of_the_images(model, content):
@@ -240,13 +240,13 @@ def test_ranges_are_those_of_the_images(model, content):
 def test_batch_of_the_file_does_not_matter(model, content):
     """Nor whether the number of images is a multiple of it."""
     x = CALIBRATION[:6]
-    wanted = logits(quantize.quantise(content, "int8", calibration=x[:4]), x)
+    wanted = logits(quantize.quantize_file(content, "int8", calibration=x[:4]), x)
     for batch_size in (3, None):
         other = converted(model, batch_size)
-        found = logits(quantize.quantise(other, "int8", calibration=x[:4]), x)
+        found = logits(quantize.quantize_file(other, "int8", calibration=x[:4]), x)
         np.testing.assert_allclose(found, wanted, atol=0.02 * np.ptp(wanted))
     # Negative control: other images, other ranges.
-    found = logits(quantize.quantise(content, "int8", calibration=x[4:] / 3), x)
+    found = logits(quantize.quantize_file(content, "int8", calibration=x[4:] / 3), x)
     assert np.abs(found - wanted).max() > 0.02 * np.ptp(wanted)
 
 
@@ -254,14 +254,14 @@ def test_file_for_pixels_is_calibrated_with_pixels(model):
     content = converted(model, takes="uint8")
     pixels = np.random.default_rng(4).integers(0, 256, (20, *TINY.input_shape), "uint8")
     wanted = run(model, normalised(pixels, model.config))
-    found = quantize.quantise(content, "int8", calibration=pixels)
+    found = quantize.quantize_file(content, "int8", calibration=pixels)
     assert error(found, wanted, pixels) < 0.08
     with pytest.raises(ValueError, match="uint8, as the file takes them. Received: .*float32"):
-        quantize.quantise(content, "int8", calibration=CALIBRATION)
+        quantize.quantize_file(content, "int8", calibration=CALIBRATION)
 
 
-def test_quantising_says_nothing(content, capsys):
-    quantize.quantise(content, "int8", calibration=CALIBRATION)
+def test_quantizing_says_nothing(content, capsys):
+    quantize.quantize_file(content, "int8", calibration=CALIBRATION)
     assert capsys.readouterr() == ("", "")
 
 
@@ -285,19 +285,19 @@ def test_quantising_says_nothing(content, capsys):
 )
 def test_bad_arguments_are_refused(content, mode, arguments, message):
     with pytest.raises(ValueError, match=message):
-        quantize.quantise(content, mode, **arguments)
+        quantize.quantize_file(content, mode, **arguments)
 
 
-def test_content_that_cannot_be_quantised_is_refused(content):
+def test_content_that_cannot_be_quantized_is_refused(content):
     with pytest.raises(ValueError, match="content must be a TFLite file. Received: 9 bytes"):
-        quantize.quantise(b"not a one", "dynamic")
+        quantize.quantize_file(b"not a one", "dynamic")
     with pytest.raises(ValueError, match="content must be a float32 file, not one that is quant"):
-        quantize.quantise(quantize.quantise(content, "dynamic"), "dynamic")
+        quantize.quantize_file(quantize.quantize_file(content, "dynamic"), "dynamic")
     model = tiny_model()
     kernel = model.get_layer("head").kernel
     kernel.assign(np.asarray(kernel) * 1e6)
     with pytest.raises(ValueError, match="float16 can hold.*Received: .* in 'head'"):
-        quantize.quantise(converted(model), "float16")
+        quantize.quantize_file(converted(model), "float16")
 
 
 def test_calibration_images_are_what_the_file_takes():

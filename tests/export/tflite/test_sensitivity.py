@@ -61,7 +61,7 @@ def test_its_advice_helps(model, sweep):
     wanted = run(model, x)
 
     def error(float_layers):
-        file = quantize.quantise(content, "int8", calibration=x, float_layers=float_layers)
+        file = quantize.quantize_file(content, "int8", calibration=x, float_layers=float_layers)
         return np.sqrt(np.mean((outputs(file, x) - wanted) ** 2)) / wanted.std()
 
     assert 3 * error(sweep.worst(2)) < error(())
@@ -83,7 +83,7 @@ def test_rows_are_the_file_the_kinds_the_operators_and_the_layers(sweep):
     names = {what: [r.name for r in sweep.rows if r.what == what] for what in ("file", "kind")}
     assert names["file"] == ["dynamic", "int8", "int8 everywhere"]
     assert set(names["kind"]) == {
-        *(f"attention/{name}" for name in ("query", "key", "value", "output")),
+        *(f"attention/{name}" for name in ("query", "key", "value", "attention_output")),
         *("mlp/dense_1", "mlp/dense_2"),
     }
     operators = {row.name for row in sweep.rows if row.what == "operator"}

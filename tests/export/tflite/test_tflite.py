@@ -100,7 +100,7 @@ def test_export_takes_the_activation_of_the_model(tmp_path):
 
 
 @tensorflow_only
-def test_quantised_exports_are_smaller_and_near(tmp_path):
+def test_quantized_exports_are_smaller_and_near(tmp_path):
     model = tiny_model(width=40, mlp_dim=56)
     x = pixels()
     logits = runtime.KerasRuntime(model).logits(x)
@@ -232,11 +232,11 @@ def test_bad_argument_is_named_and_leaves_no_file(words, tmp_path):
 def test_bad_model_or_path_is_named(tmp_path):
     (tmp_path / "folder.tflite").mkdir()
     (tmp_path / "there.tflite").write_text("mine")
-    quantised = tiny_model()
-    quantised.blocks[0].mlp.dense_1.quantize("int8")
+    quantized = tiny_model()
+    quantized.blocks[0].mlp.dense_1.quantize("int8")
     for model, name, words in (
         (keras.Sequential(), "a.tflite", "model must be a keras_vit.ViT"),
-        (quantised, "a.tflite", "model must not be quantised"),
+        (quantized, "a.tflite", "model must not be quantized"),
         (same_model("features"), "a.tflite", "output must be 'features' for a model without"),
         (same_model(), "a.onnx", "path must end in .tflite"),
         (same_model(), "folder.tflite", "path must not be a folder"),

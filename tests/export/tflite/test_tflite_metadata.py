@@ -14,7 +14,7 @@ from conformance import TINY, tiny_model
 from keras_vit.export.fold import fold
 from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import to_float32_tflite
-from keras_vit.export.tflite.quantize import quantise
+from keras_vit.export.tflite.quantize import quantize_file
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="bytes are bytes everywhere"
@@ -161,7 +161,7 @@ def test_our_own_record_is_json_in_the_file():
 def test_model_is_the_same_with_metadata(mode):
     content = converted()
     if mode:
-        content = quantise(content, mode)
+        content = quantize_file(content, mode)
     marked = with_metadata(content, record(TINY))
     *_, before = tensors(content)
     *names, after = tensors(marked)
