@@ -210,7 +210,7 @@ def export(
     library = cli._library()
     logging.getLogger("tensorflow").setLevel(logging.WARNING)  # "Assets written to" another name
     from keras_vit import runtime
-    from keras_vit.export.saved_model.manifest import as_json as facts_as_json
+    from keras_vit.export.record import as_json as facts_as_json
 
     with cli._step(f"Reading {source}"):
         opened = runtime.open(source)

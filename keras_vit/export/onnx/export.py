@@ -1,14 +1,12 @@
 """Exports a model as an ONNX file of standard operators, verified in ONNX Runtime."""
 
 import dataclasses
-import importlib
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
@@ -22,6 +20,7 @@ from keras_vit.export.onnx.operators import (
     import_onnx,
     to_onnx,
 )
+from keras_vit.export.record import package_versions
 from keras_vit.export.verify import (
     Verification,
     checked_pictures,
@@ -32,7 +31,7 @@ from keras_vit.export.verify import (
 from keras_vit.model import ViT
 from keras_vit.runtime import KerasRuntime
 from keras_vit.runtime.base import probability_function
-from keras_vit.runtime.onnx import FORMAT, RECORD, OnnxRuntime
+from keras_vit.runtime.onnx import FORMAT, RECORD, OnnxRuntime, import_onnxruntime
 
 BOUNDS = {"float32": 1e-5, "float16": 0.005}
 """The largest difference from the model, as a share of the logits' range."""
@@ -125,6 +124,7 @@ def export_onnx(
     names = class_names(config, labels)
     pictures = None if verify is None else checked_pictures(verify, config, images)
     onnx = import_onnx()
+    import_onnxruntime()  # before any work is done
     newest = onnx.defs.onnx_opset_version()
     if not isinstance(opset, int) or isinstance(opset, bool) or not OPSET <= opset <= newest:
         raise ValueError(
@@ -139,7 +139,7 @@ def export_onnx(
         "activation": activation or probability_function(config),
         "dtype": dtype,
         "images": images,
-        "versions": _versions(),
+        "versions": package_versions("onnx", "onnxruntime"),
     }
     made = to_onnx(
         fold(model),
@@ -228,13 +228,3 @@ def _describe(made: Any, record: dict[str, Any]) -> None:
     if record["labels"] is not None:
         fields["labels"] = "\n".join(record["labels"])
     onnx.helper.set_model_props(made, fields)
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {
-        "keras_vit": importlib.import_module("keras_vit").__version__,
-        "keras": keras.__version__,
-        **{name: version(name) for name in ("onnx", "onnxruntime")},
-    }

@@ -19,9 +19,10 @@ from keras_vit.export.arguments import (
     class_names,
 )
 from keras_vit.export.fold import check_model
+from keras_vit.export.record import as_json
 from keras_vit.export.saved_model import image_bytes, signatures, versions, warm_up
 from keras_vit.export.saved_model.child_process import in_tensorflow
-from keras_vit.export.saved_model.manifest import as_json, describe, write_manifest
+from keras_vit.export.saved_model.manifest import describe, write_manifest
 from keras_vit.export.saved_model.operators import DTYPES
 from keras_vit.export.saved_model.signatures import Serving
 from keras_vit.export.verify import (

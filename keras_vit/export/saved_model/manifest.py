@@ -1,16 +1,13 @@
 """MANIFEST.json: what an exported version is, and the hashes of its files."""
 
-import dataclasses
 import hashlib
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from keras_vit.config import ViTConfig
+from keras_vit.export.record import package_versions
 from keras_vit.export.saved_model.signatures import input_of
 from keras_vit.runtime.saved_model import MANIFEST
 
@@ -19,8 +16,6 @@ PIXEL_FIELDS = ("image_size", "in_channels", "resize_method", "crop_fraction")
 
 def describe(config: ViTConfig, serving: Any, functions: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest, without the hashes and the verification."""
-    import tensorflow as tf
-
     fields = config.to_dict()
     return {
         "format": "keras_vit SavedModel",
@@ -41,11 +36,7 @@ def describe(config: ViTConfig, serving: Any, functions: Mapping[str, Any]) -> d
             "alpha": "left out",
         },
         "signatures": {name: _signature(function) for name, function in functions.items()},
-        "versions": {
-            "keras_vit": importlib.import_module("keras_vit").__version__,
-            "keras": keras.__version__,
-            "tensorflow": tf.__version__,
-        },
+        "versions": package_versions("tensorflow"),
     }
 
 
@@ -61,14 +52,6 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     }
     text = json.dumps({**content, "files": files}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def as_json(value: Any) -> Any:
-    """A dataclass as a dict that JSON can hold."""
-    return {
-        key: str(item) if isinstance(item, Path) else item
-        for key, item in dataclasses.asdict(value).items()
-    }
 
 
 def _signature(function: Any) -> dict[str, Any]:

@@ -1,13 +1,10 @@
 """Exports a model as a TFLite file for phones and browsers: converted, quantized, verified."""
 
 import dataclasses
-import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import keras
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.accuracy import Drop, check_drop
@@ -21,6 +18,7 @@ from keras_vit.export.arguments import (
 )
 from keras_vit.export.fold import check_model, fold
 from keras_vit.export.one_file import check_file, new_file
+from keras_vit.export.record import package_versions
 from keras_vit.export.requirement import check_tensorflow
 from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import OUTPUTS, to_float32_tflite
@@ -172,7 +170,7 @@ def export_tflite(
         "output": output,
         "images": images,
         "quantize": quantize,
-        "versions": _versions(),
+        "versions": package_versions("tensorflow"),
     }
     description = description or f"A Vision Transformer ({_size(config)}), made by keras_vit"
     content = add_metadata(content, record, target.stem, description)
@@ -232,16 +230,6 @@ def _check_quantizing(quantize: str | None, calibration: Any, float_layers: Any)
 
 
 # -- the file
-
-
-def _versions() -> dict[str, str]:
-    import tensorflow as tf
-
-    return {
-        "keras_vit": importlib.import_module("keras_vit").__version__,
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-    }
 
 
 def _size(config: ViTConfig) -> str:

@@ -8,7 +8,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from conformance import KINDS, images, run, tiny_model
+from conformance import COMBINATIONS, KINDS, images, run, tiny_model
 
 from keras_vit import ViTConfig, preprocessing, runtime
 from keras_vit.export.fold import fold
@@ -65,17 +65,7 @@ def broken(folded):
     return dataclasses.replace(folded, blocks=(*folded.blocks[:-1], last))
 
 
-CASES = {
-    **{kind: (kind, {}) for kind in KINDS},
-    "post_norm_final_norm": ("post_norm", {"final_norm": "before_pooling", "qk_norm": True}),
-    "pre_norm_no_final_norm": ("paper", {"final_norm": "none"}),
-    "after_pooling_features": ("mean", {"num_classes": 0}),
-    "pre_logits_features": ("pre_logits", {"num_classes": 0}),
-    "nothing_to_add": ("no_class_token", {"position_embedding": "none"}),
-    "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
-    "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
-    "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
-}
+CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -291,7 +291,7 @@ def test_bad_arguments_are_refused(content, mode, arguments, message):
 def test_content_that_cannot_be_quantized_is_refused(content):
     with pytest.raises(ValueError, match="content must be a TFLite file. Received: 9 bytes"):
         quantize.quantize_file(b"not a one", "dynamic")
-    with pytest.raises(ValueError, match="content must be a float32 file, not one that is quant"):
+    with pytest.raises(ValueError, match="content must be a float32 file, not a quantized one"):
         quantize.quantize_file(quantize.quantize_file(content, "dynamic"), "dynamic")
     model = tiny_model()
     kernel = model.get_layer("head").kernel
