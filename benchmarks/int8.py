@@ -79,10 +79,10 @@ def rows(run, calibration, images, rounds):
 
 def make_files(model, calibration):
     """The content of each file, by name; all give logits for one picture."""
-    from keras_vit.export import quantize
-    from keras_vit.export.fuse import fold
-    from keras_vit.export.tflite import export_tflite
-    from keras_vit.export.tflite_graph import to_float32_tflite
+    from keras_vit.export.fold import fold
+    from keras_vit.export.tflite import quantize
+    from keras_vit.export.tflite.export import export_tflite
+    from keras_vit.export.tflite.operators import to_float32_tflite
 
     files = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def make_files(model, calibration):
     )
     ranges = quantize.measure_ranges(content, calibration)
     how = dict.fromkeys(quantize.layer_names(content), "int8")
-    files[f"{EVERYWHERE}, our graph"] = quantize.quantise_layers(
+    files[f"{EVERYWHERE}, our graph"] = quantize.quantize_layers(
         content, how, ranges, quantize.BETWEEN
     )
     files[f"{EVERYWHERE}, TensorFlow"] = _converted(model, calibration)
@@ -104,7 +104,7 @@ def make_files(model, calibration):
 
 
 def _converted(model, calibration):
-    """What TensorFlow's guide to integer quantisation makes of the model."""
+    """What TensorFlow's guide to integer quantization makes of the model."""
     import keras
     import tensorflow as tf
 

@@ -125,7 +125,7 @@ def convert(variant, kinds, folder):
 def _ours(config, kinds, folder):
     import keras_vit
     from benchmarks.serving import _filled
-    from keras_vit.export.verify import made_pictures
+    from keras_vit.export.verify import generated_images
 
     model = _filled(keras_vit.ViT(config))
     files = {}
@@ -136,19 +136,19 @@ def _ours(config, kinds, folder):
             files[kind],
             quantize=None if kind == "float32" else kind,
             output="logits",
-            calibration=made_pictures(config) if kind == "int8" else None,
+            calibration=generated_images(config) if kind == "int8" else None,
             bound=None if kind == "float32" else LOOSE,
         )
     return files
 
 
 def _keras_hub(config, kinds, folder):
-    """By TensorFlow's converter, as its documentation says; and quantised as ours is."""
+    """By TensorFlow's converter, as its documentation says; and quantized as ours is."""
     import keras
     import tensorflow as tf
 
     from benchmarks import contenders
-    from keras_vit.export.quantize import quantise
+    from keras_vit.export.tflite.quantize import quantize_file
 
     model = contenders.build("keras_hub", config, "float32")
     images = keras.InputSpec(shape=(1, *config.input_shape), dtype="float32")
@@ -166,7 +166,7 @@ def _keras_hub(config, kinds, folder):
     if "dynamic" in kinds and "float32" in kinds:
         content = pathlib.Path(files["float32", HUB]).read_bytes()
         path = folder / "keras_hub-quantizer.tflite"
-        files["dynamic", HUB_QUANTIZER] = _written(path, quantise(content, "dynamic"))
+        files["dynamic", HUB_QUANTIZER] = _written(path, quantize_file(content, "dynamic"))
     return files
 
 

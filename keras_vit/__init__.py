@@ -30,11 +30,11 @@ from keras_vit.variants import (
 
 if TYPE_CHECKING:
     from keras_vit import explain, runtime, train
-    from keras_vit.export.graph import fused
-    from keras_vit.export.onnx import export_onnx
-    from keras_vit.export.saved_model import export_saved_model
-    from keras_vit.export.sensitivity import quantization_sweep
-    from keras_vit.export.tflite import export_tflite
+    from keras_vit.export.fused import fused
+    from keras_vit.export.onnx.export import export_onnx
+    from keras_vit.export.saved_model.export import export_saved_model
+    from keras_vit.export.tflite.export import export_tflite
+    from keras_vit.export.tflite.sensitivity import quantization_sweep
     from keras_vit.weights.load import from_pretrained
     from keras_vit.weights.save import save_pretrained
 
@@ -76,12 +76,12 @@ __all__ = [
 # What reads, writes and exports models is imported when it is first asked for.
 _LATER = {
     "explain": "keras_vit",
-    "export_onnx": "keras_vit.export.onnx",
-    "export_saved_model": "keras_vit.export.saved_model",
-    "export_tflite": "keras_vit.export.tflite",
+    "export_onnx": "keras_vit.export.onnx.export",
+    "export_saved_model": "keras_vit.export.saved_model.export",
+    "export_tflite": "keras_vit.export.tflite.export",
     "from_pretrained": "keras_vit.weights.load",
-    "fused": "keras_vit.export.graph",
-    "quantization_sweep": "keras_vit.export.sensitivity",
+    "fused": "keras_vit.export.fused",
+    "quantization_sweep": "keras_vit.export.tflite.sensitivity",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
     "train": "keras_vit",

@@ -195,8 +195,8 @@ def export(
     # On another backend, a SavedModel is written by a second process.
     library = load_library(prefer=None if to is Target.onnx else "tensorflow")
     from keras_vit import runtime
-    from keras_vit.export.manifest import as_json as export_json
     from keras_vit.export.one_file import check_file
+    from keras_vit.export.record import as_json as export_json
     from keras_vit.export.requirement import check_tensorflow
 
     if to is not Target.saved_model:

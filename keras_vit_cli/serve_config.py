@@ -37,7 +37,7 @@ def serve_config(
     for model in models:
         check_folder("DIR", model)
     load_library()
-    from keras_vit.export import serving
+    from keras_vit.export.serving import config as serving
 
     paths = serving.write_serving_config(
         models,

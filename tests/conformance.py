@@ -40,6 +40,21 @@ KINDS = {
     "features": TINY.replace(num_classes=0),
 }
 
+# Combinations that no kind above has: a kind, and what is changed in it.
+COMBINATIONS = {
+    "post_norm_layer_scale": ("post_norm", {"layer_scale": 0.3, "num_registers": 1}),
+    "post_norm_final_norm": ("post_norm", {"final_norm": "before_pooling", "qk_norm": True}),
+    "pre_norm_no_final_norm": ("paper", {"final_norm": "none"}),
+    "after_pooling_features": ("mean", {"num_classes": 0}),
+    "pre_logits_features": ("pre_logits", {"num_classes": 0}),
+    "patch_norm_no_positions": ("patch_norm", {"position_embedding": "none"}),
+    "nothing_in_front": ("no_class_token", {"position_embedding": "none"}),
+    "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
+    "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
+    "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
+    "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
+}
+
 
 def to_numpy(x):
     return np.asarray(ops.convert_to_numpy(x))

@@ -125,7 +125,7 @@ def test_what_is_not_a_vit_is_refused(tmp_path):
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="an export runs on TensorFlow")
 def test_open_takes_the_highest_version_of_an_export(model, tmp_path):
-    from keras_vit.export.saved_model import export_saved_model
+    from keras_vit.export.saved_model.export import export_saved_model
 
     export = export_saved_model(model, tmp_path, version=10)
     shutil.copytree(export.path, tmp_path / "9")

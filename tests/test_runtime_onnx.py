@@ -6,7 +6,7 @@ import pytest
 from conformance import images, run, tiny_model
 
 from keras_vit import preprocessing, runtime
-from keras_vit.export.onnx import export_onnx
+from keras_vit.export.onnx.export import export_onnx
 from keras_vit.runtime.onnx import OnnxRuntime
 
 onnx = pytest.importorskip("onnx")

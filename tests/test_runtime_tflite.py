@@ -10,8 +10,9 @@ import pytest
 from conformance import TINY, images, run, tiny_model
 
 from keras_vit import runtime
-from keras_vit.export import fuse, tflite_graph
-from keras_vit.export.tflite_metadata import add_metadata
+from keras_vit.export.fold import fold
+from keras_vit.export.tflite.metadata import add_metadata
+from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.preprocessing import normalised
 from keras_vit.runtime.tflite import TFLiteRuntime
 
@@ -26,8 +27,8 @@ same_model = functools.cache(tiny_model)
 @functools.cache
 def converted(kind="paper", output="logits", takes="float32", batch_size=2):
     """A file without metadata."""
-    return tflite_graph.to_float32_tflite(
-        fuse.fold(same_model(kind)),
+    return to_float32_tflite(
+        fold(same_model(kind)),
         batch_size=batch_size,
         output=output,
         images=takes,

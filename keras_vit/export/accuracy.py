@@ -1,4 +1,4 @@
-"""How often a model or an export is right on labelled images, and whether an export is too bad."""
+"""The accuracy of a model and of its export on labeled images, and the most that may be lost."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    """What an export costs: both were run on the same images."""
+    """What an export costs, from running the model and the export on the same images."""
 
     reference: Accuracy
     export: Accuracy
@@ -42,7 +42,7 @@ class Drop:
 
 
 def measure(runtime: Runtime, data: Any) -> Accuracy:
-    """Runs a model over labelled images.
+    """Measures a model on labeled images.
 
     Args:
         runtime: What `keras_vit.runtime.open` returns.
@@ -65,12 +65,12 @@ def measure(runtime: Runtime, data: Any) -> Accuracy:
 
 
 def check_drop(reference: Runtime, export: Runtime, data: Any, max_drop: float) -> Drop:
-    """Measures a model and its export; raises `ValueError` where the export loses too much.
+    """Measures a model and its export; raises `ValueError` if the export loses too much.
 
     Args:
         reference: The model.
         export: What was exported.
-        data: As for `measure`; it is gone through once.
+        data: As for `measure`; it is iterated over once.
         max_drop: The most percentage points of accuracy that the export may lose.
 
     Returns:
@@ -112,7 +112,7 @@ def batches(runtime: Runtime, data: Any) -> Iterator[tuple[np.ndarray, np.ndarra
         _check_images(images, config)
         yield images, _checked_labels(labels, len(images), config.num_classes)
     if empty:
-        raise ValueError("data must hold at least one labelled image. Received: none")
+        raise ValueError("data must hold at least one labeled image. Received: none")
 
 
 def _pairs(data: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""A file that appears whole or not at all, under a name that nothing else has unless asked for."""
+"""Writes an export that is one file atomically, and replaces another only on request."""
 
 import contextlib
 import os
@@ -10,13 +10,13 @@ from keras_vit.paths import as_path, check_above
 
 
 def check_file(path: str | os.PathLike, suffix: str, overwrite: bool) -> Path:
-    """The path of a file to write, or an error before any work is done."""
+    """The path of a file to write, checked before any work is done."""
     target = as_path("path", path)
     if target.suffix != suffix:
         raise ValueError(f"path must end in {suffix}. Received: path={os.fspath(path)!r}")
     if target.is_dir():
         raise ValueError(f"path must not be a folder. Received: path={os.fspath(path)!r}")
-    if os.path.lexists(target) and not overwrite:  # a link that leads nowhere would be replaced too
+    if os.path.lexists(target) and not overwrite:  # a broken link counts too
         raise FileExistsError(
             f"path must not exist, or overwrite be True. Received: path={os.fspath(path)!r}"
         )
@@ -26,17 +26,17 @@ def check_file(path: str | os.PathLike, suffix: str, overwrite: bool) -> Path:
 
 @contextlib.contextmanager
 def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
-    """Gives a path beside `target` to write to, which becomes it when the block ends.
+    """Yields a path beside `target` to write to, which is renamed to it when the block ends.
 
-    Without `overwrite` a file that has come there meanwhile stays, and this raises.
+    Without `overwrite`, this raises if `target` was created in the meantime.
 
-    When the block raises, nothing is left, nor the folders above that were made for it. A process
-    that is killed leaves a file named `.tmp-*`. A link is replaced, and what it leads to stays.
+    If the block raises, the file is removed, and so are the parents that were created for it. A
+    killed process leaves a file named `.tmp-*`. A symbolic link is replaced, its target is not.
     """
     target = Path(os.path.abspath(target))
     made = [folder for folder in target.parents if not folder.exists()]
-    # In the same folder, for a rename is atomic only within one file system; with the same ending,
-    # by which a runtime is chosen.
+    # In the same folder, because a rename is atomic only within one file system. With the same
+    # suffix, because the runtime is chosen by it.
     beside = target.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(4)}-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
         os.replace(beside, target)
     except BaseException:
         beside.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another export may use them by now
+        with contextlib.suppress(OSError):  # another export may be using them
             for folder in made:
                 folder.rmdir()
         raise
@@ -55,7 +55,7 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def flush_folder(path: Path) -> None:
-    """Waits until the names in a folder are on the disk."""
+    """Waits until the entries of a folder are on the disk."""
     if os.name == "nt":
         return  # a folder cannot be opened there
     handle = os.open(path, os.O_RDONLY)

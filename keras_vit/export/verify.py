@@ -1,4 +1,4 @@
-"""Whether an export still computes its model: both are run on the same pictures, and compared."""
+"""Verifies an export: runs it and its model on the same images, and compares the outputs."""
 
 import dataclasses
 import io
@@ -19,21 +19,21 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 0.05}
 """The largest difference from the model, as a share of the logits' range."""
 
 FILES_BOUND = 0.01
-"""On top of it from `preprocess`ed pictures to their files: single pixels are rounded otherwise."""
+"""Added for image files, because some pixels round differently than in `preprocess`."""
 
 LEAST_LOGARITHM = -80.0
-"""Below it a probability is lost in float32."""
+"""Smaller probabilities vanish in float32."""
 
 BATCHES = (1, 3, 7, 5)
-SIZES = ((37, 61), (500, 375), (120, 90), (64, 64))  # of the files, where they are allowed
+SIZES = ((37, 61), (500, 375), (120, 90), (64, 64))  # of the files, if `max_pixels` allows them
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """How far an export is from its model."""
+    """How much an export differs from its model."""
 
     images: int
-    """Pictures that both were run on."""
+    """How many images both were run on."""
     logits_range: float
     """Largest minus smallest logit of the model, or the largest magnitude if that is more."""
     difference: float
@@ -43,15 +43,15 @@ class Verification:
     features_difference: float | None
     """The largest difference of a feature, as a share of their range; None where there are none."""
     same_top_class: float | None
-    """Share of the pictures with the same top class; None without a head."""
+    """Share of the images with the same top class; None without a head."""
     where: str
     """The runtime and the machine."""
     files_difference: float | None = None
-    """The largest difference of a logit when picture files are decoded inside, as a share."""
+    """The same for image files that the export decodes itself, as a share of `logits_range`."""
 
 
 def float32_model(model: ViT) -> ViT:
-    """The model itself, or one with its weights, LoRA merged, that computes in float32."""
+    """The model itself if it computes in float32, else a copy that does, with LoRA merged."""
     if model.compute_dtype == "float32":
         return model
     values = {v.path: v.value for v in model.weights}
@@ -64,21 +64,21 @@ def float32_model(model: ViT) -> ViT:
     return copy
 
 
-def made_pictures(config: ViTConfig, count: int = sum(BATCHES)) -> np.ndarray:
-    """Coloured areas with soft edges and noise: uint8 (count, H, W, C), the same at every call."""
+def generated_images(config: ViTConfig, count: int = sum(BATCHES)) -> np.ndarray:
+    """Soft color gradients with noise: uint8 (count, H, W, C), the same at every call."""
     return np.stack([_picture(seed, config.input_shape) for seed in range(count)])
 
 
 def checked_pictures(
     images: Any, config: ViTConfig, takes: str, name: str = "verify"
 ) -> np.ndarray:
-    """Images that a user gives to an export, as an array, or an error before any work is done.
+    """Images that a user passed to an export as an array, checked before any work is done.
 
     Args:
         images: The argument.
         config: The model's.
         takes: "float32" or "uint8", what the export's `images` are.
-        name: Of the argument.
+        name: The name of the argument.
     """
     array = np.asarray(images)
     allowed = "uint8 pixels" if takes == "uint8" else "floats as the model takes them or uint8"
@@ -96,21 +96,21 @@ def checked_pictures(
 def verify_export(
     reference: Runtime, export: Runtime, bound: float, images: Any = None
 ) -> Verification:
-    """Compares an export with its model; raises `ValueError` where they differ by too much.
+    """Compares an export with its model; raises `ValueError` if they differ by too much.
 
     Args:
         reference: The model, in float32.
-        export: The export, opened from where it was written.
+        export: The export, opened from the file or folder that was written.
         bound: The largest difference of a logit, as a share of their range.
-        images: What to run them on, from `checked_pictures`; made pictures by default.
+        images: Images to run them on, from `checked_pictures`; generated images by default.
     """
     config = export.config
-    images = made_pictures(config) if images is None else images
+    images = generated_images(config) if images is None else images
     outputs = [name for name in export.outputs if name == "features" or config.num_classes]
     results = {}
     for name in outputs:
         wanted = getattr(reference, name)(images)
-        if not np.isfinite(wanted).all():  # else the export would say that the images are wrong
+        if not np.isfinite(wanted).all():  # otherwise the export would blame the images
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(wanted))[0])
             raise ValueError(
                 f"model must give finite {name}. Received: {wanted[place]} at image {place[0]}, "
@@ -121,7 +121,7 @@ def verify_export(
         if name == "logits" and export.log_probabilities:
             logarithms = _log_probabilities(wanted, export.activation)
             wanted, found = (np.maximum(x, LEAST_LOGARITHM) for x in (logarithms, found))
-            allowed = max(scale, 1.0)  # probabilities are rounded even where all logits are 0
+            allowed = max(scale, 1.0)  # probabilities are rounded even if all logits are 0
         difference = compare(name, wanted, found, bound, allowed)
         results[name] = (wanted, found, difference, scale)
     wanted, found, difference, scale = results[outputs[0]]
@@ -143,7 +143,7 @@ def verify_export(
 
 
 def verify_files(export: SavedModelRuntime, bound: float) -> float:
-    """Files through `serve_bytes` against the same through `preprocess` and the export.
+    """Compares image files through `serve_bytes` with the same through `preprocess`.
 
     Returns:
         The largest difference of a logit, or without a head of a feature, as a share of the range.
@@ -152,7 +152,7 @@ def verify_files(export: SavedModelRuntime, bound: float) -> float:
 
     config, most = export.config, export.manifest["pixels"]["max_pixels"]
     output = "logits" if config.num_classes else "features"
-    # One of the model's own size is always allowed.
+    # An image of the model's own size is always allowed.
     sizes = [
         size for size in (*SIZES, config.input_shape[:2]) if most_pixels(*size, config) <= most
     ]
@@ -175,7 +175,7 @@ def verify_files(export: SavedModelRuntime, bound: float) -> float:
 
 
 def latencies(functions: Sequence[Callable[[], Any]], seconds: float = 1.0) -> list[float]:
-    """The shortest time of each in milliseconds, run in turns for about so many seconds."""
+    """The shortest time of each function in milliseconds, run in turns for about `seconds`."""
     for function in functions:
         function()
     best = [float("inf")] * len(functions)
@@ -191,15 +191,15 @@ def latencies(functions: Sequence[Callable[[], Any]], seconds: float = 1.0) -> l
 
 
 def latencies_of_both(export: Any, model: ViT, batch_size: int = 1) -> list[float]:
-    """Milliseconds for one image: of an exported file, and of the model itself on its backend."""
-    pixels = made_pictures(model.config, batch_size)
+    """Milliseconds for one image: of an exported file, and of the Keras model on its backend."""
+    pixels = generated_images(model.config, batch_size)
     floats = normalised(pixels, model.config)
     images = pixels if export.images == "uint8" else floats
     plain: Any = model.predict_on_batch
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        # Faster on a processor than what `predict` compiles.
+        # On a processor, faster than what `predict` compiles.
         plain = tf.function(lambda x: model(x, training=False), autograph=False)
         floats = tf.constant(floats)
     found = latencies([lambda: export.run(images), lambda: plain(floats)])
@@ -207,7 +207,7 @@ def latencies_of_both(export: Any, model: ViT, batch_size: int = 1) -> list[floa
 
 
 def compare(name: str, wanted: np.ndarray, found: np.ndarray, bound: float, scale: float) -> float:
-    """The largest difference, or an error that says where they differ most."""
+    """The largest difference; raises `ValueError` with its place if it is out of bounds."""
     if wanted.shape != found.shape:
         raise ValueError(
             f"The export's {name} must have the model's shape {wanted.shape}. "
@@ -245,7 +245,7 @@ def _picture(seed: int, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _between(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Values at places between the rows, interpolated."""
+    """Values at fractional row numbers, by linear interpolation."""
     low = np.minimum(places.astype(int), len(values) - 2)
     share = (places - low)[:, None, None]
     return (1 - share) * values[low] + share * values[low + 1]

@@ -72,13 +72,19 @@ class OnnxRuntime(Runtime):
         return f"ONNX Runtime {version('onnxruntime')}"
 
 
-def _session(path: str | os.PathLike, num_threads: int | None) -> Any:
+def import_onnxruntime() -> Any:
+    """The package, or an error that says how to install it."""
     try:
         import onnxruntime
     except ImportError as error:
         raise ImportError(
             "onnxruntime must be installed to run ONNX files: pip install 'keras3-vit[onnx]'"
         ) from error
+    return onnxruntime
+
+
+def _session(path: str | os.PathLike, num_threads: int | None) -> Any:
+    onnxruntime = import_onnxruntime()
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must be a file. Received: path={os.fspath(path)!r}")
     options = onnxruntime.SessionOptions()

@@ -15,7 +15,7 @@ from conformance import TINY, randomise
 from PIL import Image
 
 from keras_vit import ViT, preprocessing, runtime
-from keras_vit.export.tflite import export_tflite
+from keras_vit.export.tflite.export import export_tflite
 from keras_vit.runtime.tflite import TFLiteRuntime
 
 pytestmark = [

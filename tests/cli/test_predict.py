@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from keras_vit import pictures, preprocessing, runtime
-from keras_vit.export.saved_model import export_saved_model
+from keras_vit.export.saved_model.export import export_saved_model
 from keras_vit_cli import main
 
 pytestmark = pytest.mark.skipif(

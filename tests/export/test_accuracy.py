@@ -1,4 +1,4 @@
-"""Accuracy of models and exports on labelled images, and the refusal of a bad one."""
+"""Accuracy of models and exports on labeled images, and the refusal of a bad one."""
 
 import keras
 import numpy as np
@@ -107,8 +107,8 @@ def test_drop_above_the_limit_is_refused_with_the_figures():
         (lambda x, y: (x, np.eye(3)[y]), r"integers of shape \(10,\).*\(10, 3\), float64"),
         (lambda x, y: (x, y + 1), "labels from 0 to 2, for num_classes=3. Received: 3"),
         (lambda x, y: (x, y - 1), "Received: -1"),
-        (lambda x, y: (x[:0], y[:0]), "at least one labelled image. Received: none"),
-        (lambda x, y: [], "at least one labelled image. Received: none"),
+        (lambda x, y: (x[:0], y[:0]), "at least one labeled image. Received: none"),
+        (lambda x, y: [], "at least one labeled image. Received: none"),
         (lambda x, y: x, "or an iterable of such batches. Received: ndarray"),
         (lambda x, y: 3, "Received: int"),
         (lambda x, y: [{"image": x}], "Received: a batch that is a dict"),

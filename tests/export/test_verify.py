@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from conformance import TINY
 
-from keras_vit.export.verify import checked_pictures, made_pictures, verify_export
+from keras_vit.export.verify import checked_pictures, generated_images, verify_export
 from keras_vit.runtime import Runtime
 
 pytestmark = pytest.mark.skipif(
@@ -39,7 +39,7 @@ class Plain(Runtime):
 
 def test_difference_is_a_share_of_the_range():
     reference = Plain()
-    wanted = reference.logits(made_pictures(TINY))
+    wanted = reference.logits(generated_images(TINY))
     seen = verify_export(reference, Plain(moved=0.01), 0.1)
     assert seen.images == 16 and seen.logits_range == np.ptp(wanted) > 1
     np.testing.assert_allclose(seen.difference, 0.01, rtol=1e-3)
@@ -47,7 +47,7 @@ def test_difference_is_a_share_of_the_range():
     with pytest.raises(ValueError, match="must be the model's within 0.1 .* a difference of"):
         verify_export(reference, Plain(moved=0.11 * seen.logits_range), 0.1)
     # On images that the user gives.
-    assert verify_export(reference, Plain(), 1e-5, made_pictures(TINY, 40)).images == 40
+    assert verify_export(reference, Plain(), 1e-5, generated_images(TINY, 40)).images == 40
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
@@ -71,7 +71,7 @@ def test_numbers_that_are_not_finite_are_refused():
 
 
 def test_images_that_are_none_are_refused_by_the_name_of_the_argument():
-    pixels = made_pictures(TINY, 2)
+    pixels = generated_images(TINY, 2)
     assert checked_pictures(pixels, TINY, "uint8") is pixels
     for bad, takes, message in (
         (pixels[0], "uint8", r"(\(batch, 24, 16, 3\) of uint8 pixels, .* shape \(24, 16, 3\))"),

@@ -67,7 +67,7 @@ def test_draw_decodes_files_and_turns_colours_to_those_of_the_model(
     monkeypatch.setattr(explain, "plot_patch_pca", lambda _, seen: taken.append(seen) or Figure())
     model = tiny_model(in_channels=channels)
     for image in (file.getvalue(), pixels):
-        text = "\n".join(seen.draw(model, [{"image": image}] * 2, tmp_path))
+        text = "\n".join(report_figures.draw(model, [{"image": image}] * 2, tmp_path))
         assert "cannot be drawn" not in text and "(rollout.png)" in text
     wanted = pixels if channels == 3 else pixels @ np.array([[0.299], [0.587], [0.114]])
     for many in taken:

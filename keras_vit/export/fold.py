@@ -1,0 +1,370 @@
+"""A trained model, folded for inference: its weights in NumPy, with fewer products left to do.
+
+A model is written to be read and trained, and much of what it computes can be computed beforehand.
+Each rule here is an identity, so the folded model equals the model up to rounding:
+
+- `(n(x) * gamma + beta) W + b = n(x) (diag(gamma) W) + (beta W + b)`: the gain and offset of a
+  LayerNorm move into the Dense that follows it. A post-norm keeps them, because its output is the
+  residual stream itself.
+- `gamma * (x W + b) = x (W diag(gamma)) + gamma * b`: LayerScale moves into the Dense before it.
+- `1 / sqrt(d)` moves into the query.
+- Softmax ignores what is equal for all keys, so the bias of the keys is dropped. With q/k norms,
+  the offset of the keys is dropped, and their gain moves into the queries.
+- Attention weights sum to 1, so the bias of the values moves into that of the output projection.
+- A LayerNorm ignores the mean of its input. Where only LayerNorms read the residual stream,
+  whatever is added to the stream is centered beforehand, and no mean is left to subtract.
+- LoRA is added to its kernel, and dropout is gone.
+
+What is then computed with the weights is in `program.py`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.model import ViT
+
+FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """`x kernel + bias`."""
+
+    name: str
+    """The path of the model's layer, such as "encoder_block_3/mlp/dense_1"."""
+    kernel: np.ndarray
+    bias: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """`(x - mean) / sqrt(variance + epsilon)` over the last axis, then `* scale + offset`."""
+
+    name: str
+    """The path of the model's layer."""
+    epsilon: float
+    scale: np.ndarray | None = None
+    """None, like `offset`, if both were folded away."""
+    offset: np.ndarray | None = None
+    centered: bool = False
+    """Whether the mean of `x` is already 0, so that subtracting it changes nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """`x * scale + offset`."""
+
+    name: str
+    scale: np.ndarray
+    offset: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The weights of an encoder block. Shapes: D width, h heads, d head size, M the MLP's width."""
+
+    name: str
+    """The path of the model's layer."""
+    attention_norm: Norm
+    query: Product
+    """(D, h * d), like `key` and `value`. The scale of the scores is in the query."""
+    key: Product
+    value: Product
+    query_norm: Norm | None
+    key_norm: Norm | None
+    output: Product
+    """(h * d, D)."""
+    mlp_norm: Norm
+    mlp_1: Product
+    """(D, M)."""
+    mlp_2: Product
+    """(M, D)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """The weights of a model for inference, in float32; `Program` says what to compute with them.
+
+    Shapes: P x P pixels and C channels a patch, N patches, k tokens in front of them, D width.
+    """
+
+    config: ViTConfig
+    patch_norm: Norm | None
+    """Before the patch projection."""
+    patches: Product
+    """(P * P * C, D): a patch is read row by row, column by column, channel by channel."""
+    token_norm: Norm | None
+    """After the patch projection."""
+    positions: np.ndarray | None
+    """(N, D), added to the patch tokens, or None."""
+    prefix: np.ndarray
+    """(k, D): class token and registers, with their positions."""
+    blocks: tuple[Block, ...]
+    final_norm: Norm | None
+    pre_logits: Product | None
+    head: Product | None
+    feature_gain: Gain | None
+    """What moved from `final_norm` into `head`: the features still have it. None if nothing did."""
+
+    @property
+    def num_weights(self) -> int:
+        """How many numbers the arrays hold."""
+        return _count(self)
+
+
+def fold(model: ViT) -> Folded:
+    """Reads a model's weights once and folds them.
+
+    Args:
+        model: A `ViT` of any configuration, on any backend. LoRA is merged into the folded weights;
+            the model itself does not change.
+
+    Returns:
+        A `Folded`.
+
+    Example:
+
+    >>> folded = fold(keras_vit.vit_b16(num_classes=10))
+    >>> folded.blocks[0].mlp_1.kernel.shape
+    (768, 3072)
+    """
+    check_model(model)
+    config = model.config
+    layers = {layer.name: layer for layer in model.layers}
+    patch_norm, patches, token_norm = _patches(layers["patches"])
+    positions, prefix = _tokens(layers, config)
+    final_norm: Any = _norm(layers["encoder_norm"]) if config.final_norm != "none" else None
+    pre_logits = _dense(layers["pre_logits"]) if config.representation_size is not None else None
+    head = _dense(layers["head"]) if config.num_classes else None
+    feature_gain = None
+    # A mean over tokens between the norm and the Dense changes nothing: it is linear.
+    if final_norm and pre_logits:
+        final_norm, pre_logits = _bare(final_norm), _behind(final_norm, pre_logits)
+    elif final_norm and head:
+        feature_gain = Gain(final_norm.name, final_norm.scale, final_norm.offset)
+        final_norm, head = _bare(final_norm), _behind(final_norm, head)
+    blocks = (_to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
+    if final_norm and config.block_norm == "pre" and not token_norm:
+        patches, prefix = _centered(patches), _without_mean(prefix)
+        positions = None if positions is None else _without_mean(positions)
+        blocks = (_to_float32(_in_centered_stream(block)) for block in blocks)
+        final_norm = dataclasses.replace(final_norm, centered=True)
+    folded = Folded(
+        config=config,
+        patch_norm=patch_norm,
+        patches=patches,
+        token_norm=token_norm,
+        positions=positions,
+        prefix=prefix,
+        blocks=tuple(blocks),
+        final_norm=final_norm,
+        pre_logits=pre_logits,
+        head=head,
+        feature_gain=feature_gain,
+    )
+    return _to_float32(folded)
+
+
+def joined(products: Sequence[Product]) -> Product:
+    """Products of the same `x` as one, side by side: of query, key and value, "qkv"."""
+    if len(products) == 1:
+        return products[0]
+    places, leaves = zip(*(product.name.rsplit("/", 1) for product in products), strict=True)
+    return Product(
+        name=f"{places[0]}/{''.join(leaf[0] for leaf in leaves)}",
+        kernel=np.concatenate([product.kernel for product in products], axis=1),
+        bias=np.concatenate([product.bias for product in products]),
+    )
+
+
+def pixel_gain(config: ViTConfig) -> Gain:
+    """`(pixel / 255 - mean) / std`, what the model takes for a pixel, channel by channel."""
+    mean, std = (
+        np.broadcast_to(np.asarray(value, "float64"), config.in_channels)
+        for value in (config.pixel_mean, config.pixel_std)
+    )
+    return _to_float32(Gain("pixels", 1 / (255 * std), -mean / std))
+
+
+def check_model(model: Any) -> None:
+    """Raises `ValueError` for a model that cannot be folded."""
+    if not isinstance(model, ViT):
+        hint = " (`features` and `clone_model` return another class)"
+        raise ValueError(
+            f"model must be a keras_vit.ViT{hint}. Received: model={type(model).__name__}"
+        )
+    for layer in model._flatten_layers():
+        if getattr(layer, "quantization_mode", None) is not None:
+            raise ValueError(
+                "model must not be quantized: export the float model, and quantize the export "
+                f"instead. Received: {layer.quantization_mode} in layer {layer.path!r}"
+            )
+    name = model.config.classifier_activation
+    if name not in FINAL_ACTIVATIONS:
+        raise ValueError(
+            f"classifier_activation must be one of {FINAL_ACTIVATIONS} for inference; apply any "
+            f"other to the logits yourself. Received: classifier_activation={name!r}"
+        )
+
+
+# -- the parts of a model
+
+
+def _patches(layer) -> tuple[Norm | None, Product, Norm | None]:
+    kernel = _array(layer.projection.kernel)  # (P, P, C, D)
+    bias = _array(layer.projection.bias)
+    patches = Product(layer.projection.path, kernel.reshape(-1, kernel.shape[-1]), bias)
+    if not layer.norm:
+        return None, patches, None
+    patch_norm = _norm(layer.norm_before)
+    return _bare(patch_norm), _behind(patch_norm, patches), _norm(layer.norm_after)
+
+
+def _tokens(layers, config: ViTConfig) -> tuple[np.ndarray | None, np.ndarray]:
+    """The positions of the patches, and the tokens in front with their own positions."""
+    positions: Any = None
+    if config.position_embedding != "none":
+        positions = _array(layers["position_embedding"]._table())  # (N, D) or (1 + N, D)
+    prefix = np.zeros((0, config.width))
+    if config.class_token:
+        prefix = _array(layers["class_token"].tokens)[0]  # (1, D)
+        if config.class_row:
+            prefix, positions = prefix + positions[:1], positions[1:]
+    if config.num_registers:
+        prefix = np.concatenate([prefix, _array(layers["registers"].tokens)[0]])  # (k, D)
+    return positions, prefix
+
+
+def _block(block) -> Block:
+    attention = block.attention
+    query, key, value = (
+        _dense(dense, split=1)
+        for dense in (attention.query_dense, attention.key_dense, attention.value_dense)
+    )
+    output = _dense(attention.output_dense, split=2)
+    mlp_1, mlp_2 = _dense(block.mlp.dense_1), _dense(block.mlp.dense_2)
+    attention_norm, mlp_norm = _norm(block.attention_norm), _norm(block.mlp_norm)
+    if block.block_norm == "pre":
+        query, key, value = (_behind(attention_norm, p) for p in (query, key, value))
+        mlp_1 = _behind(mlp_norm, mlp_1)
+        attention_norm, mlp_norm = _bare(attention_norm), _bare(mlp_norm)
+
+    output = dataclasses.replace(output, bias=value.bias @ output.kernel + output.bias)
+    value = _without_bias(value)
+    scale = attention.key_dim**-0.5
+    query_norm: Any = None
+    key_norm: Any = None
+    if attention.qk_norm:
+        query_norm, key_norm = _norm(attention.query_norm), _norm(attention.key_norm)
+        gain = scale * key_norm.scale
+        query_norm = dataclasses.replace(
+            query_norm, scale=query_norm.scale * gain, offset=query_norm.offset * gain
+        )
+        key_norm = _bare(key_norm)
+    else:
+        query = _scaled(query, scale)
+        key = _without_bias(key)
+    if block.layer_scale is not None:
+        output = _scaled(output, _array(block.attention_scale.gamma))
+        mlp_2 = _scaled(mlp_2, _array(block.mlp_scale.gamma))
+    return Block(
+        name=block.path,
+        attention_norm=attention_norm,
+        query=query,
+        key=key,
+        value=value,
+        query_norm=query_norm,
+        key_norm=key_norm,
+        output=output,
+        mlp_norm=mlp_norm,
+        mlp_1=mlp_1,
+        mlp_2=mlp_2,
+    )
+
+
+# -- the identities
+
+
+def _behind(norm: Any, product: Product) -> Product:
+    """The product that follows a norm, with the norm's gain and offset in it."""
+    kernel = norm.scale[:, None] * product.kernel
+    return Product(product.name, kernel, norm.offset @ product.kernel + product.bias)
+
+
+def _bare(norm: Any) -> Norm:
+    """The norm without its gain and offset."""
+    return Norm(norm.name, norm.epsilon)
+
+
+def _scaled(product: Product, gain: Any) -> Product:
+    return Product(product.name, product.kernel * gain, product.bias * gain)
+
+
+def _without_bias(product: Product) -> Product:
+    return dataclasses.replace(product, bias=np.zeros_like(product.bias))
+
+
+def _in_centered_stream(block: Block) -> Block:
+    return dataclasses.replace(
+        block,
+        attention_norm=dataclasses.replace(block.attention_norm, centered=True),
+        mlp_norm=dataclasses.replace(block.mlp_norm, centered=True),
+        output=_centered(block.output),
+        mlp_2=_centered(block.mlp_2),
+    )
+
+
+def _centered(product: Product) -> Product:
+    return Product(product.name, _without_mean(product.kernel), _without_mean(product.bias))
+
+
+def _without_mean(array: np.ndarray) -> np.ndarray:
+    return array - array.mean(-1, keepdims=True, dtype="float64")
+
+
+# -- reading
+
+
+def _norm(layer) -> Norm:
+    return Norm(layer.path, layer.epsilon, _array(layer.gamma), _array(layer.beta))
+
+
+def _dense(layer, split: int = 1) -> Product:
+    """A Dense or EinsumDense as a matrix whose rows are the axes before `split`."""
+    kernel = _array(layer.kernel)  # with LoRA merged
+    rows = int(np.prod(kernel.shape[:split]))
+    kernel = kernel.reshape(rows, -1)
+    bias = np.zeros(kernel.shape[1]) if layer.bias is None else _array(layer.bias).reshape(-1)
+    return Product(layer.path, kernel, bias)
+
+
+def _array(variable) -> np.ndarray:
+    """In float64, so that folding rounds only once, at the end."""
+    value = keras.ops.cast(keras.ops.convert_to_tensor(variable), "float32")
+    return np.asarray(keras.ops.convert_to_numpy(value), "float64")
+
+
+def _to_float32(part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return np.ascontiguousarray(part, "float32")
+    if isinstance(part, tuple):
+        return tuple(_to_float32(item) for item in part)
+    if dataclasses.is_dataclass(part) and not isinstance(part, ViTConfig):
+        fields = {f.name: _to_float32(getattr(part, f.name)) for f in dataclasses.fields(part)}
+        return type(part)(**fields)
+    return part
+
+
+def _count(part: Any) -> int:
+    if isinstance(part, np.ndarray):
+        return part.size
+    if isinstance(part, tuple):
+        return sum(map(_count, part))
+    if dataclasses.is_dataclass(part):
+        return sum(_count(getattr(part, field.name)) for field in dataclasses.fields(part))
+    return 0

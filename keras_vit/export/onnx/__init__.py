@@ -1,0 +1,1 @@
+"""A model as an ONNX file, for ONNX Runtime."""

@@ -1,0 +1,230 @@
+"""Exports a model as an ONNX file of standard operators, verified in ONNX Runtime."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
+from keras_vit.export.fold import check_model, fold
+from keras_vit.export.one_file import check_file, new_file
+from keras_vit.export.onnx.operators import (
+    DTYPES,
+    MAX_BYTES,
+    OPSET,
+    import_onnx,
+    to_onnx,
+)
+from keras_vit.export.record import package_versions
+from keras_vit.export.verify import (
+    Verification,
+    checked_pictures,
+    float32_model,
+    latencies_of_both,
+    verify_export,
+)
+from keras_vit.model import ViT
+from keras_vit.runtime import KerasRuntime
+from keras_vit.runtime.base import probability_function
+from keras_vit.runtime.onnx import FORMAT, RECORD, OnnxRuntime, import_onnxruntime
+
+BOUNDS = {"float32": 1e-5, "float16": 0.005}
+"""The largest difference from the model, as a share of the logits' range."""
+
+FILE = ".onnx"
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """What was written, and how it compares with the model."""
+
+    path: Path
+    dtype: str
+    """Of the weights and the products."""
+    opset: int
+    size: int
+    """Bytes."""
+    latency: float
+    """Milliseconds for one image in ONNX Runtime, the shortest of several."""
+    plain_latency: float
+    """The same for the Keras model in float32 on its backend; the two were timed in turns."""
+    verification: Verification
+
+
+def export_onnx(
+    model: ViT,
+    path: str | os.PathLike,
+    *,
+    dtype: str = "float32",
+    labels: Sequence[str] | None = None,
+    activation: str | None = None,
+    images: str = "float32",
+    opset: int = OPSET,
+    bound: float | None = None,
+    verify: Any = None,
+    overwrite: bool = False,
+) -> Export:
+    """Writes a model as an `.onnx` file, for ONNX Runtime and other engines that read the format.
+
+    The model is folded and written operator by operator, whatever backend it is on. The file
+    appears only after it has passed ONNX' own checker, and was run and compared with the model; if
+    they differ by more than `bound`, this raises `ValueError` and leaves nothing behind.
+
+    | | name | shape, B is any number |
+    |---|---|---|
+    | input | `images` | (B, H, W, C) |
+    | outputs | `logits`, `probabilities` | (B, K), with `pooling=None` (B, T, K) |
+    | | `features`, what the head reads | (B, D), with `pooling=None` (B, T, D) |
+
+    A model without a head has only `features`. Outputs are in float32 whatever `dtype` is. The
+    file's metadata holds the config, the labels and how pixels become images. There is no second
+    file for the weights, so it must stay below 2 GB: up to ViT-L in float32, up to ViT-g/14 in
+    float16.
+
+    Args:
+        model: A `ViT` on any backend, not quantized. LoRA is merged.
+        path: The file, ending in `.onnx`.
+        dtype: "float32", or "float16" for half the size; LayerNorm and softmax still compute in
+            float32. A GPU multiplies in float16. On processors that do not, ONNX Runtime converts
+            the weights back to float32, so speed and memory are those of a float32 file.
+        labels: Names of the classes; None means the config's, if it has any.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
+            `classifier_activation` if that is sigmoid, otherwise softmax.
+        images: "float32" if the input is what the model takes, "uint8" if it is pixels of the
+            model's size, which the file normalizes.
+        opset: The version of ONNX' operators: 20, the first with GELU, or a newer one that the
+            installed ONNX Runtime knows.
+        bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
+            float32 and 0.005 in float16.
+        verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
+            floats as the model takes them. Generated images by default.
+        overwrite: Whether to replace an existing file.
+
+    Returns:
+        An `Export`: path, size, latency and the verification.
+
+    Example:
+
+    >>> export = keras_vit.export_onnx(model, "flowers.onnx")
+    >>> session = onnxruntime.InferenceSession("flowers.onnx")
+    >>> (logits,) = session.run(["logits"], {"images": images})
+    """
+    check_model(model)
+    config = model.config
+    target = check_file(path, FILE, overwrite)
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("activation", activation, (None, *PROBABILITIES))
+    check_choice("images", images, IMAGES)
+    check_bound(bound)
+    names = class_names(config, labels)
+    pictures = None if verify is None else checked_pictures(verify, config, images)
+    onnx = import_onnx()
+    import_onnxruntime()  # before any work is done
+    newest = onnx.defs.onnx_opset_version()
+    if not isinstance(opset, int) or isinstance(opset, bool) or not OPSET <= opset <= newest:
+        raise ValueError(
+            f"opset must be an int from {OPSET} to {newest}. Received: opset={opset!r}"
+        )
+    _check_size(model, dtype)
+
+    record = {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "labels": names,
+        "activation": activation or probability_function(config),
+        "dtype": dtype,
+        "images": images,
+        "versions": package_versions("onnx", "onnxruntime"),
+    }
+    made = to_onnx(
+        fold(model),
+        dtype=dtype,
+        images=images,
+        activation=record["activation"],
+        opset=opset,
+    )
+    _describe(made, record)
+    reference = KerasRuntime(float32_model(model))
+    with new_file(target, overwrite) as beside:
+        beside.write_bytes(made.SerializeToString(deterministic=True))
+        del made
+        onnx.checker.check_model(os.fspath(beside), full_check=True)
+        try:
+            exported = OnnxRuntime(beside)
+        except ValueError as error:
+            if opset == OPSET:
+                raise
+            raise ValueError(
+                f"opset must be one that ONNX Runtime reads. Received: opset={opset}; {error}"
+            ) from error
+        if bound is None:
+            bound = BOUNDS[dtype]
+        verification = verify_export(reference, exported, bound, pictures)
+        latency, plain_latency = latencies_of_both(exported, reference.model)
+        size = beside.stat().st_size
+    return Export(
+        path=target,
+        dtype=dtype,
+        opset=opset,
+        size=size,
+        latency=latency,
+        plain_latency=plain_latency,
+        verification=verification,
+    )
+
+
+# -- the arguments
+
+
+def _check_size(model: ViT, dtype: str) -> None:
+    """Checked before the weights are copied, which takes as much memory again."""
+    size = model.count_params() * np.dtype(dtype).itemsize
+    if size > MAX_BYTES:
+        half = model.count_params() * np.dtype("float16").itemsize
+        fits = "dtype='float16' does" if half <= MAX_BYTES else "no dtype does"
+        raise ValueError(
+            f"model must fit in an ONNX file of 2 GB, and {fits}. Received: dtype={dtype!r} with "
+            f"{size / 1e9:.1f} GB of weights"
+        )
+
+
+# -- the file
+
+
+def _describe(made: Any, record: dict[str, Any]) -> None:
+    """Describes the model in the file: to us as JSON, to people in the fields that viewers show."""
+    onnx, config = import_onnx(), ViTConfig.from_dict(record["config"])
+    (height, width), (rows, columns) = config.image_size, config.patch_size
+    made.producer_name = "keras_vit"
+    made.producer_version = record["versions"]["keras_vit"]
+    made.doc_string = (
+        f"Vision Transformer (arXiv 2010.11929) for images of {height}x{width}: {config.depth} "
+        f"blocks of width {config.width}, patches of {rows}x{columns}. Folded for inference: "
+        f"weights of LayerNorm, LayerScale and LoRA are in the products beside them."
+    )
+    pixels = f"(pixel / 255 - mean) / std, mean {config.pixel_mean}, std {config.pixel_std}"
+    taken = "uint8 pixels, normalized inside" if record["images"] == "uint8" else pixels
+    axes = "(batch, height, width, channels)"
+    made.graph.input[0].doc_string = f"{axes}: {taken}"
+    texts = {
+        "logits": "a number a class, before any activation",
+        "probabilities": f"{record['activation']} of the logits",
+        "features": "what the head reads",
+    }
+    for output in made.graph.output:
+        output.doc_string = texts[output.name]
+    fields = {
+        RECORD: json.dumps(record, ensure_ascii=False),
+        "images": f"{axes}: {taken}",
+        "resize": f"{config.resize_method}, to {height}x{width}"
+        + ("" if config.crop_fraction is None else f", center crop {config.crop_fraction}"),
+        "weights": record["dtype"],
+    }
+    if record["labels"] is not None:
+        fields["labels"] = "\n".join(record["labels"])
+    onnx.helper.set_model_props(made, fields)

@@ -1,0 +1,207 @@
+"""What an exported model computes, described once for every target.
+
+`Program` walks a folded model in the paper's order, Eq. 1 to 4, and is the only place that asks
+what kind of ViT it is. Each step is one of the `Operators`, which every target implements:
+TensorFlow, TFLite, ONNX, and NumPy, which is the plainest. What makes a target fast is inside its
+operators: layouts, fusions, precisions, which products are joined.
+
+Shapes: B batch, P x P pixels and C channels a patch, N patches, k tokens in front, T = k + N, D
+width, h heads, d head size, M the MLP's width, R features, K classes. Tokens are rows, (B * T, D).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from keras_vit.export.fold import Block, Folded, Gain, Norm, Product
+
+
+class Operators(Protocol):
+    """What a target implements. A tensor is whatever the target takes for one.
+
+    Weights come with the path of the model's layer, which a target may use as a name.
+    """
+
+    def scope(self, name: str) -> Any:
+        """A context that names what is computed in it, if no weight does."""
+
+    def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
+        """Cuts images (B, H, W, C) in float32 into patches (B * N, P * P * C)."""
+
+    def sequence(
+        self, x: Any, prefix: np.ndarray, positions: np.ndarray | None, num_patches: int
+    ) -> Any:
+        """Adds `positions` (N, D) to each image's patch tokens and puts `prefix` (k, D) in front.
+
+        From (B * N, D) to (B * T, D).
+        """
+
+    def product(self, x: Any, p: Product) -> Any:
+        """`x kernel + bias`; a target may fuse it with the `gelu` or the `add` that follows."""
+
+    def norm(self, x: Any, n: Norm) -> Any:
+        """LayerNorm over the last axis, in float32 whatever `x` is in."""
+
+    def heads(self, x: Any, products: Sequence[Product], tokens: int, num_heads: int) -> Any:
+        """Products of `x` (B * tokens, D), each as (B, h, tokens, d); a target may join them."""
+
+    def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
+        """`softmax(q k^T) v`, softmax in float32: from (B, h, T, d) to (B * T, h * d).
+
+        `rows_of` is a tensor with as many rows as the result, for a target that needs to see them.
+        """
+
+    def add(self, x: Any, y: Any) -> Any:
+        """`x + y`."""
+
+    def gain(self, x: Any, g: Gain) -> Any:
+        """`x * scale + offset`."""
+
+    def gelu(self, x: Any, kind: str) -> Any:
+        """GELU; `kind` is "exact" or "tanh"."""
+
+    def activate(self, x: Any, name: str) -> Any:
+        """A function by name: "tanh", "sigmoid", or over the last axis "softmax", "log_softmax"."""
+
+    def token(self, x: Any, index: int, tokens: int) -> Any:
+        """One token of each image: from (B * tokens, D) to (B, D)."""
+
+    def mean(self, x: Any, start: int, tokens: int) -> Any:
+        """The mean of each image's tokens from `start` on: from (B * tokens, D) to (B, D)."""
+
+    def by_image(self, x: Any, tokens: int) -> Any:
+        """From (B * tokens, K) to (B, tokens, K)."""
+
+    def to_float32(self, x: Any) -> Any:
+        """What follows is computed in float32, even if what came before was not."""
+
+
+class Program:
+    """A folded model, as calls of a target's operators.
+
+    Args:
+        folded: What `fold` returns.
+        ops: The target's operators.
+
+    Example:
+
+    >>> program = Program(fold(model), NumpyOperators())
+    >>> logits = program.logits(program.head_input(images))
+    """
+
+    def __init__(self, folded: Folded, ops: Operators):
+        self.folded = folded
+        self.config = folded.config
+        self.ops = ops
+
+    def output(self, images: Any) -> Any:
+        """What the model itself returns: logits with its activation, or without a head features."""
+        x = self.head_input(images)
+        if self.folded.head is None:
+            return self.features(x)
+        activation = self.config.classifier_activation
+        x = self.logits(x)
+        return x if activation in (None, "linear") else self.ops.activate(x, activation)
+
+    def head_input(self, images: Any) -> Any:
+        """Images (B, H, W, C) to what the folded head reads: (B, R), or (B * T, R) unpooled."""
+        return self.pool(self.encode(self.embed(images)))
+
+    def logits(self, x: Any) -> Any:
+        """Logits (B, K), or (B, T, K) where the model does not pool."""
+        if self.folded.head is None:
+            raise ValueError("logits need a model with a head. Received: num_classes=0")
+        return self._by_image(self.ops.product(x, self.folded.head))
+
+    def features(self, x: Any) -> Any:
+        """What the model's own head reads: (B, R), or (B, T, R) where the model does not pool."""
+        gain = self.folded.feature_gain
+        return self._by_image(x if gain is None else self.ops.gain(x, gain))
+
+    # -- the paper's equations
+
+    def embed(self, images: Any) -> Any:
+        """Eq. 1: images (B, H, W, C) to tokens (B * T, D)."""
+        ops, folded = self.ops, self.folded
+        with ops.scope("patches"):
+            x = ops.patches(images, self.config.grid, self.config.patch_size)  # (B * N, P * P * C)
+            if folded.patch_norm:
+                x = ops.norm(x, folded.patch_norm)
+            x = ops.product(x, folded.patches)  # (B * N, D)
+            if folded.token_norm:
+                x = ops.norm(x, folded.token_norm)
+        prefix, positions = folded.prefix, folded.positions
+        if not len(prefix) and positions is None:
+            return x
+        with ops.scope("tokens"):
+            return ops.sequence(x, prefix, positions, self.config.num_patches)  # (B * T, D)
+
+    def encode(self, x: Any) -> Any:
+        """Eq. 2 and 3, block by block: tokens (B * T, D) to (B * T, D).
+
+        Where only the first token is read afterwards, the last block computes only that: (B, D).
+        """
+        *blocks, last = self.folded.blocks
+        for block in blocks:
+            x = self.block(x, block)  # (B * T, D)
+        x = self.block(x, last, first_only=self.config.pooling == "token")
+        return self.ops.to_float32(x)
+
+    def block(self, x: Any, block: Block, *, first_only: bool = False) -> Any:
+        """Eq. 2 and 3 of one block: (B * T, D) to (B * T, D), or with `first_only` to (B, D)."""
+        ops, pre = self.ops, self.config.block_norm == "pre"
+        with ops.scope(block.name):
+            z = ops.norm(x, block.attention_norm) if pre else x
+            q, k, v = self._query_key_value(z, block, first_only)
+            x = self._first(x) if first_only else x
+            with ops.scope(f"{block.name}/attention"):
+                z = ops.attend(q, k, v, rows_of=x)  # (B * T, h * d)
+            x = ops.add(ops.product(z, block.output), x)  # (B * T, D), Eq. 2
+            x = x if pre else ops.norm(x, block.attention_norm)
+
+            z = ops.norm(x, block.mlp_norm) if pre else x
+            with ops.scope(f"{block.name}/mlp"):
+                z = ops.gelu(ops.product(z, block.mlp_1), self.config.gelu)  # (B * T, M)
+            x = ops.add(ops.product(z, block.mlp_2), x)  # (B * T, D), Eq. 3
+            return x if pre else ops.norm(x, block.mlp_norm)
+
+    def pool(self, x: Any) -> Any:
+        """Eq. 4, and the Dense and tanh before the head: tokens (B * T, D) to (B, R)."""
+        ops, config, folded = self.ops, self.config, self.folded
+        if folded.final_norm and config.final_norm == "before_pooling":
+            x = ops.norm(x, folded.final_norm)
+        if config.pooling in ("mean", "mean_all"):
+            start = config.num_prefix_tokens if config.pooling == "mean" else 0
+            with ops.scope("pooling"):
+                x = ops.mean(x, start, config.num_tokens)  # (B, D)
+        if folded.final_norm and config.final_norm == "after_pooling":
+            x = ops.norm(x, folded.final_norm)
+        if folded.pre_logits:
+            with ops.scope("pre_logits"):
+                x = ops.activate(ops.product(x, folded.pre_logits), "tanh")  # (B, R)
+        return x
+
+    # -- their parts
+
+    def _query_key_value(self, z: Any, block: Block, first_only: bool) -> tuple[Any, Any, Any]:
+        """Each (B, h, T, d); with `first_only` the query is (B, h, 1, d)."""
+        ops, tokens, heads = self.ops, self.config.num_tokens, self.config.num_heads
+        with ops.scope(f"{block.name}/attention"):
+            if first_only:
+                (q,) = ops.heads(self._first(z), [block.query], 1, heads)
+                k, v = ops.heads(z, [block.key, block.value], tokens, heads)
+            else:
+                q, k, v = ops.heads(z, [block.query, block.key, block.value], tokens, heads)
+            if block.query_norm and block.key_norm:
+                q, k = ops.norm(q, block.query_norm), ops.norm(k, block.key_norm)
+        return q, k, v
+
+    def _first(self, x: Any) -> Any:
+        return self.ops.token(x, 0, self.config.num_tokens)
+
+    def _by_image(self, x: Any) -> Any:
+        if self.config.pooling is not None:
+            return x
+        with self.ops.scope("tokens"):
+            return self.ops.by_image(x, self.config.num_tokens)

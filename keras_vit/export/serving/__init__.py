@@ -1,0 +1,1 @@
+"""What an operator of TensorFlow Serving needs: its config files and their README."""

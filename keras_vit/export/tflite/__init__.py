@@ -1,0 +1,1 @@
+"""A model as a TFLite file, for phones and browsers."""

@@ -1,0 +1,220 @@
+"""The operators of `Program` in TFLite: the graph that LiteRT's XNNPACK runs fast on a phone.
+
+Only built-in operators are used. A product is a FULLY_CONNECTED with a constant kernel and its
+bias; query, key and value are one each. GELU is a single operator, tokens stay flat (B * T, D), and
+where the stream is centered, a norm is only a root mean square.
+
+The operators are named after the model's layers, such as `encoder_block_3/mlp/dense_1`, so that a
+layer can be found again in the file.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
+from keras_vit.export.fold import Folded, Gain, Norm, Product, pixel_gain
+from keras_vit.export.program import Program
+from keras_vit.runtime.tflite import litert
+
+OUTPUTS = ("probabilities", "logits", "features")
+MAX_BYTES = 1_900_000_000  # neither a graph of TensorFlow nor a FlatBuffer holds more than 2 GB
+
+
+def to_float32_tflite(
+    folded: Folded, *, batch_size: int | None, output: str, images: str, activation: str
+) -> bytes:
+    """Converts a folded model to a TFLite file of built-in operators, in float32.
+
+    The file has one input, `images`, and one output, named by `output`.
+
+    Args:
+        folded: What `fold` returns.
+        batch_size: Images at a time; None means any number, which the runtime must be told before
+            it runs.
+        output: "probabilities", "logits" or "features". Without a head there are features only.
+        images: "float32" for what the model takes, "uint8" for pixels, which the file normalizes.
+        activation: "softmax" or "sigmoid": from logits to probabilities.
+
+    Returns:
+        The file's content.
+
+    Example:
+
+    >>> content = to_float32_tflite(
+    ...     fold(model), batch_size=1, output="logits", images="float32", activation="softmax"
+    ... )
+    """
+    check_choice("output", output, OUTPUTS)
+    check_choice("images", images, IMAGES)
+    check_choice("activation", activation, PROBABILITIES)
+    if output == "features":
+        folded = dataclasses.replace(folded, head=None)
+    elif folded.head is None:
+        raise ValueError(
+            "output must be 'features' for a folded model without a head. "
+            f"Received: output={output!r}"
+        )
+    size = 4 * folded.num_weights
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"model must have at most {MAX_BYTES} bytes of weights for a TFLite file. "
+            f"Received: {size} bytes"
+        )
+    import tensorflow as tf
+
+    # A norm must see normalized pixels, while a product can normalize them itself.
+    gain_first = images == "uint8" and folded.patch_norm is not None
+    if images == "uint8" and not gain_first:
+        folded = _of_pixels(folded)
+    ops = TFLiteOperators(tf, batch_size)
+    program = Program(folded, ops)
+
+    def run(values):
+        x = tf.cast(values, tf.float32)
+        x = program.head_input(ops.gain(x, pixel_gain(folded.config)) if gain_first else x)
+        x = program.features(x) if output == "features" else program.logits(x)
+        x = ops.activate(x, activation) if output == "probabilities" else x
+        return {output: tf.identity(x, output)}
+
+    spec = tf.TensorSpec([batch_size, *folded.config.input_shape], images, name="images")
+    with tf.device("CPU:0"):
+        function = tf.function(run, input_signature=[spec], autograph=False)
+        concrete = function.get_concrete_function()
+        # Without the module, the converter silently drops the variables.
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], ops.module)
+        content = converter.convert()
+    _check_operators(content)
+    return content
+
+
+class TFLiteOperators:
+    """The operators, which add to the graph that TensorFlow is tracing.
+
+    Args:
+        tf: TensorFlow.
+        batch_size: Images at a time; None means any number.
+
+    Attributes:
+        module: The `tf.Module` that holds the kernels.
+    """
+
+    def __init__(self, tf: Any, batch_size: int | None):
+        self.tf = tf
+        self.batch = -1 if batch_size is None else batch_size
+        self.module = tf.Module()
+        self.module.kernels = {}
+
+    def scope(self, name: str) -> AbstractContextManager:
+        return self.tf.name_scope(f"{name}/")  # not inside the scope that is open now
+
+    def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
+        tf, (_, columns), (height, length) = self.tf, grid, patch
+        channels = images.shape[-1]
+        # A CONV_2D is as fast in float32, and slower than this in int8.
+        x = tf.reshape(images, [-1, height, columns, length * channels])
+        x = tf.transpose(x, [0, 2, 1, 3])  # (B * rows, columns, P, P * C)
+        return tf.reshape(x, [-1, height * length * channels])  # (B * N, P * P * C)
+
+    def sequence(
+        self, x: Any, prefix: np.ndarray, positions: np.ndarray | None, num_patches: int
+    ) -> Any:
+        tf, front, width = self.tf, len(prefix), x.shape[-1]
+        if positions is None:
+            positions = np.zeros((num_patches, width), "float32")
+        x = self.by_image(x, num_patches)  # (B, N, D)
+        # Zeros in front, to which the prefix is added: so the batch size need not be known.
+        x = tf.pad(x, [[0, 0], [front, 0], [0, 0]]) if front else x  # (B, T, D)
+        x = x + np.concatenate([prefix, positions])
+        return tf.reshape(x, [-1, width])  # (B * T, D)
+
+    def product(self, x: Any, p: Product) -> Any:
+        tf = self.tf
+        with self.scope(p.name):
+            x = tf.matmul(x, self._kernel(p))
+            return tf.nn.bias_add(x, tf.constant(p.bias)) if p.bias.any() else x
+
+    def norm(self, x: Any, n: Norm) -> Any:
+        tf = self.tf
+        with self.scope(n.name):
+            if not n.centered:
+                x = x - tf.reduce_mean(x, -1, keepdims=True)
+            variance = tf.reduce_mean(x * x, -1, keepdims=True)  # faster than a SQUARE
+            x = x * tf.math.rsqrt(variance + n.epsilon)
+            return x if n.scale is None or n.offset is None else x * n.scale + n.offset
+
+    def heads(self, x: Any, products: Sequence[Product], tokens: int, num_heads: int) -> list[Any]:
+        return [self._by_head(self.product(x, p), tokens, num_heads) for p in products]
+
+    def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
+        tf = self.tf
+        scores = tf.nn.softmax(tf.matmul(q, k, transpose_b=True))  # (B, h, T, T)
+        z = tf.transpose(tf.matmul(scores, v), [0, 2, 1, 3])  # (B, T, h, d)
+        return tf.reshape(z, [-1, z.shape[2] * z.shape[3]])  # (B * T, h * d)
+
+    def add(self, x: Any, y: Any) -> Any:
+        return x + y
+
+    def gain(self, x: Any, g: Gain) -> Any:
+        with self.scope(g.name):
+            return x * g.scale + g.offset
+
+    def gelu(self, x: Any, kind: str) -> Any:
+        """In the form that the converter recognises as one operator."""
+        tf = self.tf
+        if kind == "tanh":
+            return tf.nn.gelu(x, approximate=True)
+        return 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0).astype("float32")))
+
+    def activate(self, x: Any, name: str) -> Any:
+        return getattr(self.tf.nn, name)(x)
+
+    def token(self, x: Any, index: int, tokens: int) -> Any:
+        x = self.by_image(x, tokens)[:, index : index + 1]  # faster than [:, index]
+        return self.tf.reshape(x, [-1, x.shape[-1]])  # (B, D)
+
+    def mean(self, x: Any, start: int, tokens: int) -> Any:
+        return self.tf.reduce_mean(self.by_image(x, tokens)[:, start:], axis=1)  # (B, D)
+
+    def by_image(self, x: Any, tokens: int) -> Any:
+        return self.tf.reshape(x, [self.batch, tokens, x.shape[-1]])
+
+    def to_float32(self, x: Any) -> Any:
+        return x  # everything is
+
+    def _by_head(self, x: Any, tokens: int, num_heads: int) -> Any:
+        x = self.tf.reshape(x, [self.batch, tokens, num_heads, x.shape[-1] // num_heads])
+        return self.tf.transpose(x, [0, 2, 1, 3])  # (B, h, T, d)
+
+    def _kernel(self, p: Product) -> Any:
+        """A variable, which the converter turns into a constant.
+
+        Of a constant it makes so many copies that a gigabyte of kernels takes twenty.
+        """
+        if p.name not in self.module.kernels:  # a function is traced more than once
+            with self.tf.init_scope():
+                self.module.kernels[p.name] = self.tf.Variable(p.kernel, trainable=False)
+        return self.module.kernels[p.name]
+
+
+def _of_pixels(folded: Folded) -> Folded:
+    """The same model for pixels: their normalization moves into the patch projection."""
+    gain, kernel = pixel_gain(folded.config), folded.patches.kernel.astype("float64")
+    pixels = len(kernel) // len(gain.scale)  # of a patch
+    bias = folded.patches.bias + np.tile(gain.offset, pixels) @ kernel
+    kernel *= np.tile(gain.scale, pixels)[:, None]
+    patches = Product(folded.patches.name, kernel.astype("float32"), bias.astype("float32"))
+    return dataclasses.replace(folded, patches=patches)
+
+
+def _check_operators(content: bytes) -> None:
+    """Raises for operators that are not built in, such as Flex ones, which no phone has."""
+    model = litert("schema_py_generated").Model.GetRootAs(content)
+    codes = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
+    if others := [code.CustomCode().decode() for code in codes if code.CustomCode()]:
+        raise RuntimeError(
+            f"The TFLite file must have built-in operators alone. Received: {', '.join(others)}"
+        )

@@ -1,0 +1,89 @@
+"""The program is the model, whatever kind of ViT it is: in NumPy, its plainest target."""
+
+import dataclasses
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from conformance import COMBINATIONS, KINDS, images, run, tiny_model
+
+from keras_vit.export.fold import fold
+from keras_vit.export.in_numpy import NumpyOperators
+from keras_vit.export.onnx.operators import OnnxOperators
+from keras_vit.export.program import Operators, Program
+from keras_vit.export.saved_model.operators import TensorFlowOperators
+from keras_vit.export.tflite.operators import TFLiteOperators
+
+EVERYWHERE = "registers"  # the others differ in nothing that a backend sees
+CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
+ACTIVATIONS = ("softmax", "log_softmax", "sigmoid", "linear")
+one_backend = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the program runs on NumPy arrays everywhere"
+)
+
+
+def error(found, expected):
+    assert found.shape == expected.shape
+    return np.abs(found - expected).max() / np.ptp(expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_program_is_the_model(case):
+    if keras.backend.backend() != "tensorflow" and case != EVERYWHERE:
+        pytest.skip("one kind is enough on the other backends")
+    kind, changes = CASES[case]
+    model = tiny_model(kind, seed=3, **changes)
+    x = images(model.config)
+    folded, expected = fold(model), run(model, x)
+    program = Program(folded, NumpyOperators())
+    assert error(program.output(x), expected) < 1e-5
+    assert error(program.features(program.head_input(x)), run(model.features(), x)) < 1e-5
+    # Negative control: one bias of one block away, in the last one too.
+    for index, block in enumerate(folded.blocks):
+        mlp_1 = dataclasses.replace(block.mlp_1, bias=np.zeros_like(block.mlp_1.bias))
+        blocks = list(folded.blocks)
+        blocks[index] = dataclasses.replace(block, mlp_1=mlp_1)
+        broken = Program(dataclasses.replace(folded, blocks=tuple(blocks)), NumpyOperators())
+        assert error(broken.output(x), expected) > 1e-3
+
+
+@one_backend
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_program_applies_the_activation_of_the_model(activation):
+    model = tiny_model(classifier_activation=activation)
+    x = images(model.config)
+    program = Program(fold(model), NumpyOperators())
+    logits = program.logits(program.head_input(x))
+    assert error(program.output(x), run(model, x)) < 1e-5
+    assert (error(logits, run(model, x)) > 1e-2) == (activation != "linear")
+
+
+@one_backend
+def test_last_block_computes_the_one_token_that_is_read():
+    """Where it may: another pooling reads all of them."""
+    for kind, rows in (("paper", 3), ("mean", 3 * 7), ("all_tokens", 3 * 7)):
+        model = tiny_model(kind)
+        program = Program(fold(model), NumpyOperators())
+        x = program.encode(program.embed(images(model.config)))
+        assert x.shape == (rows, model.config.width)
+
+
+@one_backend
+def test_program_without_a_head_has_no_logits():
+    program = Program(fold(tiny_model("features")), NumpyOperators())
+    with pytest.raises(ValueError, match="logits need a model with a head. Received"):
+        program.logits(np.zeros((1, 20)))
+
+
+@one_backend
+def test_every_target_has_the_operators_with_the_same_arguments():
+    named = {name for name in vars(Operators) if not name.startswith("_")}
+    assert len(named) > 10
+    for target in (NumpyOperators, TensorFlowOperators, TFLiteOperators, OnnxOperators):
+        for name in named:
+            wanted, found = (
+                list(inspect.signature(getattr(cls, name)).parameters)
+                for cls in (Operators, target)
+            )
+            assert found == wanted, f"{target.__name__}.{name}"
