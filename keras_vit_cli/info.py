@@ -165,7 +165,7 @@ def pixels(config: "ViTConfig") -> str:
     how = f"{config.resize_method} to {height} x {width}"
     if (r := config.crop_fraction) is not None:
         cover = f"{int(height / r)} x {int(width / r)}"
-        how = f"{config.resize_method} to cover {cover}, the centre of {height} x {width}"
+        how = f"{config.resize_method} to cover {cover}, the center of {height} x {width}"
     return f"{how}; (pixel / 255 - {config.pixel_mean}) / {config.pixel_std}"
 
 
