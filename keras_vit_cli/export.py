@@ -284,7 +284,7 @@ def facts(export: Any) -> list[tuple[str, str]]:
             (
                 "accuracy",
                 f"{drop.export.top_1:.2%}, the model's {drop.reference.top_1:.2%}, on "
-                f"{drop.export.images} pictures; same top class {drop.same_top_class:.2%}",
+                f"{drop.export.images} images; same top class {drop.same_top_class:.2%}",
             )
         )
     if seen.files_difference is not None:

@@ -133,9 +133,13 @@ def run_facts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for entry in run["checkpoints"]:
         yield "checkpoint", _checkpoint(entry)
     for name in run["set_aside"]:
-        yield "set aside", f"{name}: it was broken when the run went on"
+        yield "set aside", f"{name}: it was corrupt when the run resumed"
     for name in run["left_over"]:
-        doing = "being written" if run["process"] else "left by a kill, the next run removes it"
+        doing = (
+            "being written"
+            if run["process"]
+            else "left by a killed process, removed when the run resumes"
+        )
         yield "unfinished", f"{name}: {doing}"
     if last := run["log"]["last"]:
         yield "log", f"{run['log']['epochs']} epochs; the last:"
@@ -167,7 +171,7 @@ def pixels(config: "ViTConfig") -> str:
     how = f"{config.resize_method} to {height} x {width}"
     if (r := config.crop_fraction) is not None:
         cover = f"{int(height / r)} x {int(width / r)}"
-        how = f"{config.resize_method} to cover {cover}, the centre of {height} x {width}"
+        how = f"{config.resize_method} to cover {cover}, the center of {height} x {width}"
     return f"{how}; (pixel / 255 - {config.pixel_mean}) / {config.pixel_std}"
 
 
@@ -175,7 +179,7 @@ def _model(model: Mapping[str, Any]) -> str:
     config = [f"{name} {value}" for name, value in model.get("config", {}).items()]
     parts = [model.get("variant"), *config]
     if weights := model.get("weights"):
-        parts.append(f"beginning with {weights}")
+        parts.append(f"starting from {weights}")
     if (method := model.get("method", "full")) != "full":
         parts.append(method)
     return ", ".join(part for part in parts if part)
@@ -188,11 +192,11 @@ def _state(run: Mapping[str, Any]) -> str:
     if run["state"] == "finished":
         return text
     if at is None:
-        return f"{text}; there is no checkpoint to go on from"
+        return f"{text}; there is no checkpoint to resume from"
     total = f" of {run['steps']:,}" if run["steps"] else ""
     where = f"step {at['step']:,}{total}"
     if at["stopped"]:
-        return f"{text}; trained to its end at {where}, with only its report to be written"
+        return f"{text}; training ended at {where}, only the report is missing"
     where += f", epoch {at['epoch'] + 1:,}"
     if at["step_in_epoch"]:
         where += f" (step {at['step_in_epoch']:,} of {at['steps_per_epoch']:,})"

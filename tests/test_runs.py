@@ -99,14 +99,14 @@ def test_runs_says_where_a_killed_run_goes_on(folder):
     assert run["problems"] == []
     lines = said(folder)
     assert "cut off; last saved at step 11 of 14, epoch 3 (step 3 of 4), 2001-" in lines["state"]
-    assert lines["trains"] == "width 20, beginning with a.npz, lora"
+    assert lines["trains"] == "width 20, starting from a.npz, lora"
     assert lines["data"] == "folder, pictures"
     assert lines["checkpoint"].startswith("step 11, epoch 3, 0.0 MB, ")
 
 
 def test_runs_state_follows_the_folder(folder):
     save(folder, 14, epoch=4, stopped=True)
-    assert "trained to its end at step 14 of 14" in said(folder)["state"]
+    assert "training ended at step 14 of 14" in said(folder)["state"]
     lock = Lock(folder)
     lock.acquire()
     try:
@@ -231,7 +231,7 @@ def test_runs_names_a_checkpoint_of_another_step(folder, info):
 def test_runs_without_a_checkpoint(tmp_path, info):
     (tmp_path / runs.RECIPE).write_text("{}")
     code, out = info(tmp_path)
-    assert code == 0 and "there is no checkpoint to go on from" in out
+    assert code == 0 and "there is no checkpoint to resume from" in out
 
 
 def test_info_opens_the_model_of_a_run(folder, info):

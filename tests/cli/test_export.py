@@ -62,7 +62,7 @@ def test_export_of_a_phone_s_file(call, tmp_path):
     assert done.exit_code == 0, done.exception
     rows = dict(line.split("\t") for line in done.stdout.splitlines())
     assert rows["file"] == "pets.tflite" and rows["size"].endswith("MB, int8")
-    assert "the model's 100.00%, on 6 pictures" in rows["accuracy"]
+    assert "the model's 100.00%, on 6 images" in rows["accuracy"]
     assert runtime.open("pets.tflite").labels == ("cat", "dog", "emu")
     again = call("pets.keras", "--to", "tflite")
     assert isinstance(again.exception, FileExistsError)

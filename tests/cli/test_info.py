@@ -75,4 +75,4 @@ def test_info_of_a_keras_file(call, model, tmp_path):
 def test_info_says_how_a_picture_is_cut():
     config = keras_vit.ViTConfig(image_size=224, crop_fraction=0.875, resize_method="bicubic")
     said = info.pixels(config)
-    assert said.startswith("bicubic to cover 256 x 256, the centre of 224 x 224; ")
+    assert said.startswith("bicubic to cover 256 x 256, the center of 224 x 224; ")

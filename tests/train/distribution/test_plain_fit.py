@@ -135,7 +135,7 @@ def test_batches_that_cannot_be_cut_evenly_are_refused(one, mirrored):
 @of_tensorflow
 def test_a_model_from_outside_is_refused(one, mirrored):
     assert one["elsewhere"] == ""
-    assert "model must be made in the scope of its devices" in mirrored["elsewhere"]
+    assert "model must be created in the scope of its devices" in mirrored["elsewhere"]
 
 
 @of_tensorflow

@@ -261,10 +261,10 @@ def test_what_fails_under_a_strategy_is_refused():
 
 def test_a_process_with_several_devices_gives_each_its_part_in_order():
     whole = tf.data.Dataset.from_tensor_slices((np.arange(12), np.arange(24).reshape(12, 2)))
-    parts = list(tensorflow._cut(whole.batch(6), 3).as_numpy_iterator())
+    parts = list(tensorflow._split(whole.batch(6), 3).as_numpy_iterator())
     assert [x.tolist() for x, _ in parts] == [[2 * n, 2 * n + 1] for n in range(6)]
     assert [y[0, 0] for _, y in parts] == [4 * n for n in range(6)]
-    (only, *_) = tensorflow._cut(tf.data.Dataset.range(4).batch(4), 2).as_numpy_iterator()
+    (only, *_) = tensorflow._split(tf.data.Dataset.range(4).batch(4), 2).as_numpy_iterator()
     assert only.tolist() == [0, 1]
 
 
