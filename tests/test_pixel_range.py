@@ -261,7 +261,7 @@ def test_fused_refuses_other_integers(exports):
 
 @pytest.fixture
 def untimed(monkeypatch):
-    from keras_vit.export import tflite
+    from keras_vit.export.tflite import export as tflite
 
     monkeypatch.setattr(tflite, "latencies_of_both", lambda *_: [1.0, 1.0])
 
