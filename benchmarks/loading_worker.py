@@ -60,7 +60,8 @@ def measure(contender, path, stage):
 
 
 def _refill(path):
-    from keras_vit.weights import arrays, load
+    from keras_vit.weights import load
+    from keras_vit.weights.files import arrays
 
     model = load.from_pretrained(path)
     numpy_load = _reader("numpy.load", path, touch=False)
@@ -124,7 +125,7 @@ def _reader(contender, path, touch=True):
     import numpy as np
     import safetensors
 
-    from keras_vit.weights import arrays
+    from keras_vit.weights.files import arrays
 
     def read(file, names):
         for name in names:

@@ -49,11 +49,11 @@ def convert(
     library = load_library()
     from keras_vit.paths import check_above
     from keras_vit.runtime.keras_model import load_keras
-    from keras_vit.weights import hub
-    from keras_vit.weights.arrays import atomic_path
+    from keras_vit.weights import fetch
+    from keras_vit.weights.files.arrays import atomic_path
 
     check_above("target", target)
-    path = hub.fetch(source)
+    path = fetch.fetch_weights(source)
     with output.step(f"Reading {source}"):
         if path.suffix == ".keras":
             if num_classes is not None or size is not None:

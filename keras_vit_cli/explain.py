@@ -37,10 +37,11 @@ def explain(
         raise FileNotFoundError(f"IMAGE must be an image file. Received: {image}, no such file")
     check_source("model", model)
     load_library()
-    from keras_vit import pictures, runtime
+    from keras_vit import runtime
     from keras_vit.explain import report
+    from keras_vit.images import read_image
 
-    picture = pictures.read(image)
+    picture = read_image(image)
     with output.step(f"Reading {model}"):
         opened = runtime.open(model)
     if not isinstance(opened, runtime.KerasRuntime):

@@ -227,7 +227,7 @@ def _for_tflite(
     given: dict[str, Any], config: "ViTConfig", names: Sequence[str] | None
 ) -> dict[str, Any]:
     """The options as `export_tflite` takes them: folders become arrays of images."""
-    from keras_vit import pictures
+    from keras_vit.images import labeled_images, sample_images
 
     given = dict(given)
     if not config.num_classes:
@@ -239,9 +239,9 @@ def _for_tflite(
     if "float_layers" in given:
         given["float_layers"] = [name.strip() for name in given["float_layers"].split(",")]
     if "calibration" in given:
-        given["calibration"] = pictures.sample(given["calibration"], config)
+        given["calibration"] = sample_images(given["calibration"], config)
     if "accuracy_data" in given:
-        given["accuracy_data"] = pictures.labeled(given["accuracy_data"], config, names)
+        given["accuracy_data"] = labeled_images(given["accuracy_data"], config, names)
     return given
 
 

@@ -14,7 +14,7 @@ from keras_vit_cli.options import CHECKPOINT, AsJson, Debug, Verbose, check_sour
 
 if TYPE_CHECKING:
     from keras_vit.config import ViTConfig
-    from keras_vit.weights.known import Known
+    from keras_vit.weights.fetch.known import Known
     from keras_vit.weights.load import Checkpoint
 
 
@@ -37,9 +37,9 @@ def info(
     if runs.is_run(source):
         _show_run(Path(source), as_json)
         return
-    from keras_vit.weights import hub, known
+    from keras_vit.weights.fetch import fetch_weights, known
 
-    path = hub.fetch(source)
+    path = fetch_weights(source)
     checkpoint, row = _inspect(path), known.find(source)
     if as_json:
         output.print_json(checkpoint_json(source, path, row, checkpoint))

@@ -10,7 +10,7 @@ from keras_vit_cli.backend import load_library
 from keras_vit_cli.options import AsJson, Debug, Verbose
 
 if TYPE_CHECKING:
-    from keras_vit.weights.known import Known
+    from keras_vit.weights.fetch.known import Known
 
 
 def models(
@@ -24,7 +24,7 @@ def models(
     Example: keras-vit models b16 in21k
     """
     load_library()
-    from keras_vit.weights import known
+    from keras_vit.weights.fetch import known
 
     words = " ".join(text or [])
     rows = known.search(words)

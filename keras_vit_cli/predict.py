@@ -16,7 +16,7 @@ from keras_vit_cli.options import CHECKPOINT, Debug, check_source
 if TYPE_CHECKING:
     import numpy as np
 
-    from keras_vit.pictures import Found
+    from keras_vit.images import FoundImage
     from keras_vit.runtime import Runtime
 
 CHANNELS = (1, 3)
@@ -74,9 +74,10 @@ def predict(
         raise typer.Exit(1)
     check_source("model", model)
     load_library()
-    from keras_vit import pictures, runtime
+    from keras_vit import runtime
+    from keras_vit.images import find_images
 
-    found = list(pictures.find(images))
+    found = list(find_images(images))
     if all(item.problem for item in found):  # no need to read the model
         _show([Prediction(item.path, [], item.problem) for item in found], as_json)
         raise typer.Exit(1)
@@ -110,10 +111,10 @@ def _check(opened: "Runtime") -> None:
 
 
 def _predictions(
-    opened: "Runtime", found: "Sequence[Found]", top_k: int, batch_size: int
+    opened: "Runtime", found: "Sequence[FoundImage]", top_k: int, batch_size: int
 ) -> Iterator[list[Prediction]]:
     """Predictions in the order of the files, a batch at a time; one batch is in memory."""
-    from keras_vit import pictures
+    from keras_vit.images import ImageFileError, read_pixels
 
     batch: list[tuple[str, np.ndarray | None, str]] = []
     count = 0
@@ -121,8 +122,8 @@ def _predictions(
         array = None
         if problem is None:
             try:
-                array = pictures.pixels(path, opened.config)
-            except pictures.PictureError as error:
+                array = read_pixels(path, opened.config)
+            except ImageFileError as error:
                 problem = error.reason
         batch.append((path, array, problem or ""))
         count += array is not None

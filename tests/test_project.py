@@ -32,8 +32,8 @@ ARROWS = {
     "runs": set(),
     "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
     "export": {"config", "export", "model", "paths", "preprocessing", "runtime"},
-    "pictures": {"preprocessing"},
-    "explain": {"config", "explain", "model", "paths", "pictures", "preprocessing"},
+    "images": {"preprocessing"},
+    "explain": {"config", "explain", "images", "model", "paths", "preprocessing"},
 }
 # `train` may import all of the package but the command. Its rooms, and the rooms they may import:
 TRAIN_ARROWS = {

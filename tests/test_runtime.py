@@ -92,15 +92,19 @@ def test_integers_other_than_uint8_are_refused(model, dtype):
 
 @pytest.mark.parametrize("source", ["https://host/model.keras", "hf://org/name/model.keras"])
 def test_open_fetches_an_address_before_it_looks_at_the_name(model, folder, monkeypatch, source):
-    from keras_vit.weights import hub
+    from keras_vit.weights import fetch
 
     asked = []
-    monkeypatch.setattr(hub, "fetch", lambda name: asked.append(name) or folder / "model.keras")
+    monkeypatch.setattr(
+        fetch, "fetch_weights", lambda name: asked.append(name) or folder / "model.keras"
+    )
     opened = runtime.open(source)
     assert asked == [source] and opened.path == folder / "model.keras"
     x = images(model.config)
     np.testing.assert_allclose(opened.logits(x), run(model, x), atol=1e-5)
-    monkeypatch.setattr(hub, "fetch", lambda name: folder / "timm")  # a checkpoint, as before
+    monkeypatch.setattr(
+        fetch, "fetch_weights", lambda name: folder / "timm"
+    )  # a checkpoint, as before
     np.testing.assert_allclose(runtime.open(source[:-12]).logits(x), run(model, x), atol=1e-5)
 
 

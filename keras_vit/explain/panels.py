@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from keras_vit import pictures
 from keras_vit.config import ViTConfig
+from keras_vit.images import read_image
 from keras_vit.preprocessing import corner, covering, preprocess
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Picture:
 def open_picture(picture: Any, config: ViTConfig) -> Picture:
     """Reads and preprocesses one picture: a path, a PIL image, or pixels from 0 to 255."""
     if isinstance(picture, str | os.PathLike):
-        picture = pictures.read(picture)
+        picture = read_image(picture)
     if hasattr(picture, "getbands"):  # a PIL image
         deep = picture.mode.startswith("I;16")  # PIL would make 255 of most of them
         drawn = np.asarray(picture) >> 8 if deep else np.asarray(picture.convert("RGB"))

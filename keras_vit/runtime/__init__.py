@@ -29,9 +29,11 @@ def open(path: str | os.PathLike) -> Runtime:
     """
     as_path("path", path)
     if "://" in os.fspath(path):
-        from keras_vit.weights import hub  # a network client, which a local file does not need
+        from keras_vit.weights.fetch import (
+            sources,  # a network client, which a local file does not need
+        )
 
-        path = hub.fetch(path)
+        path = sources.fetch(path)
     place = Path(path)
     if place.is_dir() and (place / "model.keras").is_file():
         place = place / "model.keras"

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import MAKE, check_normalized, model_input
-from keras_vit.weights.declared import refusal
+from keras_vit.weights.files.rules import refusal
 from keras_vit.weights.stated import vit_config
 
 ACTIVATIONS = ("softmax", "sigmoid", None)

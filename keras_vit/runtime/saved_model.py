@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.runtime.base import Runtime, check_input, stated
-from keras_vit.weights.declared import refusal
+from keras_vit.weights.files.rules import refusal
 from keras_vit.weights.own import read_json
 
 MANIFEST = "MANIFEST.json"

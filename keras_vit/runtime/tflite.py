@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.runtime.base import Runtime, check_input, check_threads, stated
-from keras_vit.weights.declared import refusal
+from keras_vit.weights.files.rules import refusal
 
 RECORD = "keras_vit"
 """The metadata that says what the file is, as JSON."""

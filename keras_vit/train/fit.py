@@ -41,7 +41,7 @@ from keras_vit.train.recipe import Recipe, changed_fields, override
 from keras_vit.train.recipe_files import load_recipe
 from keras_vit.train.run import callbacks as watch
 from keras_vit.train.run import report, report_figures, run_folder, trained_model
-from keras_vit.weights.atomic import TEMPORARY, atomic_path
+from keras_vit.weights.files.atomic import TEMPORARY, atomic_path
 
 logger = logging.getLogger(__name__)
 

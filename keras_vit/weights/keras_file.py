@@ -19,11 +19,11 @@ import keras
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT, weight_shapes
-from keras_vit.weights.declared import mismatch, refusal, refused_as
+from keras_vit.weights.files.h5 import read_shapes
+from keras_vit.weights.files.rules import mismatch, refusal, refused_as
+from keras_vit.weights.files.safetensors import parse_object
 from keras_vit.weights.own import CONFIG, MAX_JSON, check_demand
-from keras_vit.weights.safetensors_files import parse_object
 from keras_vit.weights.stated import vit_config
-from keras_vit.weights.weights_h5 import read_shapes
 
 WEIGHTS = "model.weights.h5"
 PLAIN_POLICIES = ("DTypePolicy", "FloatDTypePolicy")

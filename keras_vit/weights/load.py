@@ -16,13 +16,14 @@ from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
 from keras_vit.model import ViT, weight_shapes
 from keras_vit.paths import as_path, is_path
-from keras_vit.weights import adapt, arrays, own, stated
-from keras_vit.weights.declared import Refused, mismatch
+from keras_vit.weights import adapt, own, stated
+from keras_vit.weights.files import arrays
+from keras_vit.weights.files.rules import Refused, mismatch
+from keras_vit.weights.files.safetensors import parse_object
 from keras_vit.weights.formats import recognize
+from keras_vit.weights.formats.table import Derived, Pair
 from keras_vit.weights.own import CONFIG, METADATA, read_json
 from keras_vit.weights.plan import Plan, make_plan
-from keras_vit.weights.safetensors_files import parse_object
-from keras_vit.weights.table import Derived, Pair
 
 LOG = logging.getLogger("keras_vit")
 PIXELS = "preprocessor_config.json"
@@ -125,7 +126,7 @@ def from_variant(
         num_classes: As for `from_pretrained`.
         **fields: As for `from_pretrained`.
     """
-    from keras_vit.weights import known
+    from keras_vit.weights.fetch import known
 
     path = as_path("weights", weights)
     if not path.exists() and known.find(f"{variant}.{weights}"):
@@ -197,9 +198,11 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
 def _fetch(source: str | os.PathLike) -> Path:
     if is_path(source) and Path(source).exists():
         return Path(source)
-    from keras_vit.weights import hub  # a network client, which a local file does not need
+    from keras_vit.weights.fetch import (
+        sources,  # a network client, which a local file does not need
+    )
 
-    return Path(hub.fetch(source))
+    return Path(sources.fetch(source))
 
 
 def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:

@@ -13,9 +13,10 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
 from keras_vit.model import ViT, weight_shapes
-from keras_vit.weights import adapt, arrays
-from keras_vit.weights.declared import mismatch
-from keras_vit.weights.safetensors_files import parse_object
+from keras_vit.weights import adapt
+from keras_vit.weights.files import arrays
+from keras_vit.weights.files.rules import mismatch
+from keras_vit.weights.files.safetensors import parse_object
 from keras_vit.weights.stated import vit_config
 
 CONFIG = "config.json"

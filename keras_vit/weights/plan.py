@@ -9,7 +9,16 @@ from keras_vit.config import ViTConfig
 from keras_vit.model import weight_shapes
 from keras_vit.weights import adapt
 from keras_vit.weights.formats import recognize
-from keras_vit.weights.table import Derived, Empty, Format, Header, Pair, Reading, Row, Shape
+from keras_vit.weights.formats.table import (
+    Derived,
+    Empty,
+    Format,
+    Header,
+    Pair,
+    Reading,
+    Row,
+    Shape,
+)
 
 # What a caller may put right about the checkpoint, because arrays do not show it. All else that is
 # given describes the model to make of it.

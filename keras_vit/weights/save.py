@@ -11,9 +11,10 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
 from keras_vit.paths import as_path
-from keras_vit.weights import arrays, own
+from keras_vit.weights import own
+from keras_vit.weights.files import arrays
 from keras_vit.weights.formats import FORMATS, WRITTEN
-from keras_vit.weights.table import Derived, Format, Pair
+from keras_vit.weights.formats.table import Derived, Format, Pair
 
 WEIGHTS = "model.safetensors"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit.config import MAX_SIZE, ViTConfig
-from keras_vit.weights.declared import Refused, refusal
+from keras_vit.weights.files.rules import Refused, refusal
 
 
 class Rule(NamedTuple):

@@ -10,7 +10,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import keras_vit
-from keras_vit import pictures, runtime
+from keras_vit import images as image_files
+from keras_vit import runtime
 from keras_vit_cli import export, main
 
 pytestmark = pytest.mark.skipif(
@@ -93,9 +94,11 @@ def test_export_of_a_model_without_a_head(call, tmp_path):
 
 def test_calibration_images_are_chosen_evenly(monkeypatch):
     for files, count in ((3, 200), (200, 200), (399, 200), (1000, 200), (9, 5)):
-        monkeypatch.setattr(pictures, "pixels", lambda path, config: int(path))
-        monkeypatch.setattr(pictures, "find", lambda _, n=files: map(pictures.Found, _names(n)))
-        chosen = pictures.sample("photos", tiny_model().config, count)
+        monkeypatch.setattr(image_files, "read_pixels", lambda path, config: int(path))
+        monkeypatch.setattr(
+            image_files, "find_images", lambda _, n=files: map(image_files.FoundImage, _names(n))
+        )
+        chosen = image_files.sample_images("photos", tiny_model().config, count)
         assert len(set(chosen)) == min(files, count)
         assert (chosen[0], chosen[-1]) == (0, files - 1)
         assert np.ptp(np.diff(chosen)) <= 1

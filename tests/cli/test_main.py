@@ -10,7 +10,7 @@ import pytest
 import typer
 
 import keras_vit
-from keras_vit.weights import known
+from keras_vit.weights.fetch import known
 from keras_vit_cli import main
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from keras_vit.weights import known
+from keras_vit.weights.fetch import known
 
 
 def test_models_lists_rows_for_a_pipe(call):

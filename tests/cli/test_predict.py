@@ -14,8 +14,9 @@ from conformance import run, tiny_model
 from PIL import Image
 from typer.testing import CliRunner
 
-from keras_vit import pictures, preprocessing, runtime
+from keras_vit import preprocessing, runtime
 from keras_vit.export.saved_model.export import export_saved_model
+from keras_vit.images import IMAGE_FORMATS, find_images, read_image, read_pixels
 from keras_vit_cli import main
 
 pytestmark = pytest.mark.skipif(
@@ -144,7 +145,7 @@ def test_predict_gives_an_export_of_pixels_what_it_takes(call, tmp_path, model):
 
 def test_pixels_are_those_of_preprocess(model, folder):
     for name in ("a.jpg", "c.png"):
-        pixels = pictures.pixels(str(folder / "photos" / name), model.config)
+        pixels = read_pixels(str(folder / "photos" / name), model.config)
         image = preprocessing.preprocess(Image.open(folder / "photos" / name), model.config)[0]
         assert pixels.dtype == np.uint8
         np.testing.assert_allclose(preprocessing.normalised(pixels, model.config), image, atol=1e-6)
@@ -267,10 +268,10 @@ def _png(width, height):
 
 def test_read_gives_whole_pictures_of_every_format(tmp_path):
     original = np.asarray(picture(3))
-    for kind, endings in pictures.FORMATS.items():
+    for kind, endings in IMAGE_FORMATS.items():
         path = tmp_path / f"picture{endings[0]}"
         picture(3).save(path, kind, **({"lossless": True} if kind == "WEBP" else {}))
-        found = np.asarray(pictures.read(path).convert("RGB"), "float32")
+        found = np.asarray(read_image(path).convert("RGB"), "float32")
         exact = kind not in ("JPEG", "GIF")
         assert np.abs(found - original).mean() <= (0 if exact else 12), kind
         assert np.abs(found - original[::-1]).mean() > 20
@@ -279,6 +280,6 @@ def test_read_gives_whole_pictures_of_every_format(tmp_path):
 def test_find_keeps_the_order_of_the_names(folder, monkeypatch):
     monkeypatch.chdir(folder / "photos")
     (folder / "photos" / "x[1].png").write_bytes(b"")
-    names = [item.path for item in pictures.find(["x[1].png", "notes.txt", "**/*.webp", "c.png"])]
+    names = [item.path for item in find_images(["x[1].png", "notes.txt", "**/*.webp", "c.png"])]
     assert names == ["x[1].png", "notes.txt", os.path.join("inside", "b.webp"), "c.png"]
     (folder / "photos" / "x[1].png").unlink()

@@ -7,7 +7,7 @@ import keras
 import pytest
 from hostile import FLAT
 
-from keras_vit.weights.declared import Refused
+from keras_vit.weights.files.rules import Refused
 
 
 @pytest.fixture

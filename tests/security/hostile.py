@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.weights import arrays
-from keras_vit.weights.declared import Refused
+from keras_vit.weights.files import arrays
+from keras_vit.weights.files.rules import Refused
 
 TIB = 1 << 40
 FLAT = 8 << 20

@@ -15,7 +15,7 @@ from keras_vit import ViT, ViTConfig
 from keras_vit.runtime import load_keras
 from keras_vit.runtime.base import check_input, stated
 from keras_vit.weights import own
-from keras_vit.weights.declared import Refused
+from keras_vit.weights.files.rules import Refused
 from keras_vit.weights.load import inspect
 
 TINY = ViTConfig(

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.weights import arrays
-from keras_vit.weights.declared import Refused
+from keras_vit.weights.files import arrays
+from keras_vit.weights.files.rules import Refused
 
 
 @pytest.fixture

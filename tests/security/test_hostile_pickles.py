@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hostile import ONE_BACKEND, Canary, archive, refuse
 
-from keras_vit.weights import arrays
-from keras_vit.weights.declared import Refused
+from keras_vit.weights.files import arrays
+from keras_vit.weights.files.rules import Refused
 
 
 def test_pickles_are_refused_by_content_and_by_name(tmp_path):

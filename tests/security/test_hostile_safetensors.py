@@ -6,7 +6,7 @@ import os
 import pytest
 from hostile import TIB, entry, refuse, tensors
 
-from keras_vit.weights import arrays
+from keras_vit.weights.files import arrays
 
 
 def test_sound_safetensors_are_read(tmp_path):  # the control

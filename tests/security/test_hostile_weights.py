@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hostile import ONE_BACKEND, TIB, Canary, archive, entry, npy, refuse, tensors
 
-from keras_vit.weights import arrays, npz
-from keras_vit.weights.declared import Refused
+from keras_vit.weights.files import arrays, npz
+from keras_vit.weights.files.rules import Refused
 
 
 def patched(path, position, data):
@@ -295,7 +295,7 @@ def test_pipe_is_refused_without_waiting(tmp_path):
 
 MEASURE = """
     import resource, sys
-    from keras_vit.weights import arrays
+    from keras_vit.weights.files import arrays
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for path in sys.argv[1:]:
         try:

@@ -3,14 +3,14 @@
 import pytest
 from loopback import DATA, File, Hub, Server, running
 
-from keras_vit.weights import download
+from keras_vit.weights.fetch import https
 
 
 @pytest.fixture
 def quick_downloads(monkeypatch, tmp_path):
     """No waiting between attempts, caches of our own, and the network allowed."""
-    monkeypatch.setattr(download, "PAUSE", 0.0)
-    monkeypatch.setattr(download, "CHUNK", 4096)
+    monkeypatch.setattr(https, "PAUSE", 0.0)
+    monkeypatch.setattr(https, "CHUNK", 4096)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 

@@ -1,8 +1,8 @@
-"""Where `keras_vit/weights/timm_architectures.csv` comes from: the installed timm's own modules.
+"""Where the table of timm's architectures comes from: the installed timm's own modules.
 
 When timm has new architectures, write the table again:
 
-    python tests/weights/derive_architectures.py > keras_vit/weights/timm_architectures.csv
+    python tests/weights/derive_architectures.py > keras_vit/weights/formats/timm_architectures.csv
 
 Each architecture is built without memory (torch's "meta" device), and its modules say what no array
 shows. `test_timm_architectures.py` compares the table with what this file derives.

@@ -1,7 +1,10 @@
-"""Where `keras_vit/weights/known.csv` comes from: the installed timm, torchvision and transformers.
+"""Where the table of known checkpoints comes from: the installed timm, torchvision, transformers.
 
-`python tests/weights/derive_known.py > keras_vit/weights/known.csv` writes the table anew, which is
-due when timm has new checkpoints. `test_known.py` compares it with what this file derives.
+When timm has new checkpoints, write the table again:
+
+    python tests/weights/derive_known.py > keras_vit/weights/fetch/known.csv
+
+`test_known.py` compares the table with what this file derives.
 """
 
 import csv
@@ -11,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from keras_vit.variants import SIZES
-from keras_vit.weights.known import Known
+from keras_vit.weights.fetch.known import Known
 
 WORDS = {
     **{"tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h"},

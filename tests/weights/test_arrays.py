@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from keras_vit.weights import arrays
-from keras_vit.weights.declared import DTYPES, Refused
+from keras_vit.weights.files import arrays
+from keras_vit.weights.files.rules import DTYPES, Refused
 
 FORMATS = ("stored.npz", "deflated.npz", "weights.safetensors")
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]

@@ -10,8 +10,8 @@ import pytest
 from loopback import DATA, ROOT, SHA256, File, closed_port, left
 
 import keras_vit
-from keras_vit.weights import download, hub, network
-from keras_vit.weights.hub import fetch
+from keras_vit.weights import fetch
+from keras_vit.weights.fetch import fetch_weights, https, network
 from keras_vit.weights.load import inspect
 
 pytestmark = pytest.mark.usefixtures("quick_downloads")
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("quick_downloads")
 def test_fetch_returns_what_exists(tmp_path, monkeypatch):
     file = tmp_path / "vit_b16.augreg_in21k"  # a path goes before a known name
     file.write_bytes(b"x")
-    assert fetch(file) == file
-    assert fetch(str(tmp_path)) == tmp_path
+    assert fetch_weights(file) == file
+    assert fetch_weights(str(tmp_path)) == tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert fetch(f"~/{file.name}") == file
+    assert fetch_weights(f"~/{file.name}") == file
     with pytest.raises(ValueError, match="revision must be None"):
-        fetch(file, revision="main")
+        fetch_weights(file, revision="main")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_fetch_returns_what_exists(tmp_path, monkeypatch):
 )
 def test_fetch_missing_path_names_what_was_meant(source, hint):
     with pytest.raises(FileNotFoundError, match="does not exist") as error:
-        fetch(source)
+        fetch_weights(source)
     assert hint in str(error.value)
 
 
@@ -56,9 +56,9 @@ def test_fetch_missing_path_names_what_was_meant(source, hint):
     ],
 )
 def test_fetch_missing_path_asks_in_whole_sentences(monkeypatch, source, near, meant):
-    monkeypatch.setattr(hub.known, "nearest", lambda name: near)
+    monkeypatch.setattr(fetch.known, "nearest", lambda name: near)
     with pytest.raises(FileNotFoundError) as error:
-        fetch(source)
+        fetch_weights(source)
     assert str(error.value).partition("which does not exist.")[2] == meant
 
 
@@ -79,7 +79,7 @@ def test_fetch_and_its_callers_name_the_argument_that_is_no_path(source):
 
 def test_fetch_missing_path_guesses_nothing_far():
     with pytest.raises(FileNotFoundError) as error:
-        fetch("/no/such/weights.npz")
+        fetch_weights("/no/such/weights.npz")
     assert "Did you mean" not in str(error.value)
 
 
@@ -90,15 +90,15 @@ def test_fetch_missing_path_guesses_nothing_far():
 )  # fmt: skip
 def test_fetch_refuses_other_sources(source):
     with pytest.raises(ValueError, match="source must") as error:
-        fetch(source)
+        fetch_weights(source)
     assert "Received" in str(error.value)
 
 
 def test_fetch_refuses_pickles_before_they_come(server):
     with pytest.raises(ValueError, match="can run any code.*weights_only=True"):
-        fetch(f"{server.url}/a/model.pth")
+        fetch_weights(f"{server.url}/a/model.pth")
     with pytest.raises(ValueError, match="get_model.'vit_b_16', weights='IMAGENET1K_V1'"):
-        fetch("vit_b16.torchvision_in1k_v1")
+        fetch_weights("vit_b16.torchvision_in1k_v1")
     assert not server.requests
 
 
@@ -106,45 +106,45 @@ def test_fetch_refuses_pickles_before_they_come(server):
 
 
 def test_fetch_address_once(server, tmp_path):
-    first = fetch(f"{server.url}/a/model.npz")
+    first = fetch_weights(f"{server.url}/a/model.npz")
     assert first.read_bytes() == DATA
     assert first.name == "model.npz" and tmp_path / "keras" in first.parents
-    assert fetch(f"{server.url}/a/model.npz") == first
+    assert fetch_weights(f"{server.url}/a/model.npz") == first
     assert len(server.requests) == 1
     server.files["/b/model.npz"] = File(b"other")  # the same name at another address
-    assert fetch(f"{server.url}/b/model.npz").read_bytes() == b"other"
+    assert fetch_weights(f"{server.url}/b/model.npz").read_bytes() == b"other"
     assert first.read_bytes() == DATA
-    elsewhere = fetch(f"{server.url}/a/model.npz", cache_dir=tmp_path / "else")
+    elsewhere = fetch_weights(f"{server.url}/a/model.npz", cache_dir=tmp_path / "else")
     assert tmp_path / "else" in elsewhere.parents
 
 
 def test_fetch_address_goes_on_after_a_cut(server):
     server.files["/a/model.npz"].cut = [20_000, 5_000]
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == DATA
     assert server.ranges("/a/model.npz") == [None, "bytes=20000-", "bytes=25000-"]
 
 
 def test_fetch_address_without_ranges_starts_again(server):
     server.files["/a/model.npz"].ranges = False
     server.files["/a/model.npz"].cut = [20_000]
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == DATA
 
 
 def test_fetch_address_distrusts_another_part(server):
     server.files["/a/model.npz"].shift = 10
     server.files["/a/model.npz"].cut = [20_000]
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == DATA
     assert server.ranges("/a/model.npz") == [None, "bytes=20000-", None]
 
 
 def test_fetch_address_keeps_a_part_for_the_next_call(server, tmp_path):
     server.files["/a/model.npz"].cut = [20_000, 0, 0, 0, 0]
     with pytest.raises(ConnectionError, match="20000 bytes are kept: call again"):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     (part,) = left(tmp_path / "keras")
     assert part.endswith(".part")  # nothing under the final name
     server.files["/a/model.npz"].cut = []
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == DATA
     assert server.ranges("/a/model.npz")[-1] == "bytes=20000-"
     assert left(tmp_path / "keras") == ["model.npz"]
 
@@ -153,10 +153,10 @@ def test_fetch_address_takes_a_whole_part(server, tmp_path):
     """What a process leaves that is killed between the last byte and the final name."""
     server.files["/a/model.npz"].cut = [20_000, 0]
     with pytest.raises(ConnectionError):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     next((tmp_path / "keras").rglob("*.part")).write_bytes(DATA)
     before = len(server.requests)
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == DATA
     assert len(server.requests) == before
 
 
@@ -164,9 +164,9 @@ def test_fetch_address_takes_a_whole_part(server, tmp_path):
 def test_fetch_address_never_joins_two_versions(server, tmp_path, other):
     server.files["/a/model.npz"].cut = [20_000, 0]
     with pytest.raises(ConnectionError):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     server.files["/a/model.npz"] = File(other, etag='"2"')
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == other
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == other
     assert left(tmp_path / "keras") == ["model.npz"]
 
 
@@ -175,41 +175,41 @@ def test_fetch_address_does_not_resume_without_a_version(server, tmp_path, etag)
     server.files["/a/model.npz"].etag = etag
     server.files["/a/model.npz"].cut = [20_000] * 9
     with pytest.raises(ConnectionError, match="ended after"):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     assert left(tmp_path / "keras") == []
     assert set(server.ranges("/a/model.npz")) == {None}
     server.files["/a/model.npz"].cut = []
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == DATA
 
 
 def test_fetch_address_checks_the_hash(server, tmp_path):
     url = f"{server.url}/a/model.npz"
     with pytest.raises(ValueError, match=f"sha256 must be {'0' * 64}. Received: sha256={SHA256}"):
-        fetch(f"{url}#sha256={'0' * 64}")
+        fetch_weights(f"{url}#sha256={'0' * 64}")
     assert left(tmp_path / "keras") == []
-    path = fetch(f"{url}#sha256={SHA256.upper()}")
+    path = fetch_weights(f"{url}#sha256={SHA256.upper()}")
     path.write_bytes(b"altered in the cache")
-    assert fetch(url).read_bytes() == b"altered in the cache"  # nobody asked
-    assert fetch(f"{url}#sha256={SHA256}").read_bytes() == DATA
+    assert fetch_weights(url).read_bytes() == b"altered in the cache"  # nobody asked
+    assert fetch_weights(f"{url}#sha256={SHA256}").read_bytes() == DATA
     with pytest.raises(ValueError, match="64 hexadecimal digits"):
-        fetch(f"{url}#sha256=12ab")
+        fetch_weights(f"{url}#sha256=12ab")
 
 
 def test_fetch_address_of_a_longer_file(server, tmp_path):
     """HTTP ends where the header says, so only a hash can tell that there was more."""
     server.files["/a/model.npz"].length = 40_000
     with pytest.raises(ValueError, match="sha256 must be"):
-        fetch(f"{server.url}/a/model.npz#sha256={SHA256}")
+        fetch_weights(f"{server.url}/a/model.npz#sha256={SHA256}")
     assert left(tmp_path / "keras") == []
-    assert fetch(f"{server.url}/a/model.npz").read_bytes() == DATA[:40_000]
+    assert fetch_weights(f"{server.url}/a/model.npz").read_bytes() == DATA[:40_000]
 
 
 def test_fetch_address_of_unknown_length(server, tmp_path):
     server.files["/a/model.npz"].length = -1
     with pytest.raises(ConnectionError, match="does not say how long"):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     assert left(tmp_path / "keras") == []
-    assert fetch(f"{server.url}/a/model.npz#sha256={SHA256}").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/a/model.npz#sha256={SHA256}").read_bytes() == DATA
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_fetch_address_of_unknown_length(server, tmp_path):
 def test_fetch_address_refused(server, tmp_path, status, kind):
     server.files["/a/model.npz"].status = status
     with pytest.raises(kind, match=f"Cannot fetch {server.url}/a/model.npz: .*{status}"):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     assert left(tmp_path / "keras") == []
     assert len(server.requests) == 1
 
@@ -239,7 +239,7 @@ def test_fetch_address_refused(server, tmp_path, status, kind):
 def test_fetch_address_refuses_what_is_not_the_file(server, tmp_path, headers, said):
     server.files["/a/model.npz"].headers = headers
     with pytest.raises(ConnectionError, match=said):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     assert left(tmp_path / "keras") == []
 
 
@@ -254,16 +254,16 @@ def test_fetch_address_at_the_same_time_comes_once(server):
 def test_fetch_address_follows_only_safe_redirects(server, tmp_path):
     location = {"Location": f"http://localhost:{server.port}/a/model.npz"}
     server.files["/moved.npz"] = File(b"", status=302, headers=location)
-    assert fetch(f"{server.url}/moved.npz").read_bytes() == DATA
+    assert fetch_weights(f"{server.url}/moved.npz").read_bytes() == DATA
     server.files["/away.npz"] = File(b"", status=302, headers={"Location": "http://example.org/a"})
     with pytest.raises(ValueError, match="must be an https:// address"):
-        fetch(f"{server.url}/away.npz")
+        fetch_weights(f"{server.url}/away.npz")
 
 
 def test_fetch_address_nobody_there(tmp_path):
     start = time.monotonic()
     with pytest.raises(ConnectionError, match="refused.*Check the network"):
-        fetch(f"http://127.0.0.1:{closed_port()}/model.npz")
+        fetch_weights(f"http://127.0.0.1:{closed_port()}/model.npz")
     assert time.monotonic() - start < 3
     assert left(tmp_path) == []
 
@@ -272,30 +272,30 @@ def test_fetch_address_silent_server(server, monkeypatch):
     monkeypatch.setattr(network, "TIMEOUT", 0.3)
     server.files["/a/model.npz"].silent = True
     with pytest.raises(ConnectionError, match="no answer within 0.3 seconds"):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
 
 
 def test_fetch_address_without_room(server, tmp_path, monkeypatch):
     usage = type("usage", (), {"free": 1000})
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(https.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match=f"{len(DATA)} bytes are to come.* room for 1000"):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
     assert left(tmp_path) == []
 
 
 def test_fetch_address_offline(server, monkeypatch):
-    path = fetch(f"{server.url}/a/model.npz")
+    path = fetch_weights(f"{server.url}/a/model.npz")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert fetch(f"{server.url}/a/model.npz") == path
+    assert fetch_weights(f"{server.url}/a/model.npz") == path
     with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set"):
-        fetch(f"{server.url}/b/model.npz")
+        fetch_weights(f"{server.url}/b/model.npz")
     assert len(server.requests) == 1
 
 
 def test_fetch_address_into_a_file(server, tmp_path):
     (tmp_path / "keras").write_text("in the way")
     with pytest.raises(OSError, match="cache_dir must be a folder"):
-        fetch(f"{server.url}/a/model.npz")
+        fetch_weights(f"{server.url}/a/model.npz")
 
 
 def test_fetch_address_killed_goes_on(server, tmp_path):
@@ -306,7 +306,7 @@ def test_fetch_address_killed_goes_on(server, tmp_path):
     code = (
         "import sys, types; sys.modules['keras_vit'] = p = types.ModuleType('keras_vit'); "
         f"p.__path__ = [{str(ROOT / 'keras_vit')!r}]; "
-        f"from keras_vit.weights.download import download; download({url!r})"
+        f"from keras_vit.weights.fetch.https import download; download({url!r})"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 20
@@ -315,8 +315,8 @@ def test_fetch_address_killed_goes_on(server, tmp_path):
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert not download.cached_path(url).exists()
+    assert not https.cached_path(url).exists()
     server.files["/a/model.npz"].pause = 0
-    assert fetch(url).read_bytes() == DATA
+    assert fetch_weights(url).read_bytes() == DATA
     first, second = server.ranges("/a/model.npz")
     assert first is None and int(second[6:-1]) > 9000

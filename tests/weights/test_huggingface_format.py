@@ -115,7 +115,7 @@ def test_huggingface_model_type_must_be_a_plain_vit(tmp_path):
 def test_huggingface_defaults_are_those_of_transformers():
     import transformers
 
-    from keras_vit.weights import huggingface_config
+    from keras_vit.weights.formats import huggingface_config
 
     for kind, (epsilon, size) in huggingface_config.MODEL_TYPES.items():
         config = transformers.AutoConfig.for_model(kind)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from keras_vit.variants import SIZES
-from keras_vit.weights import known, load
+from keras_vit.weights import load
+from keras_vit.weights.fetch import known
 
 timm = pytest.importorskip("timm")
 pytest.importorskip("transformers")

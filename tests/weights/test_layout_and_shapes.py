@@ -5,7 +5,7 @@ import pytest
 
 import keras_vit
 from keras_vit.model import weight_shapes
-from keras_vit.weights.layout import Layout
+from keras_vit.weights.formats.layout import Layout
 
 TINY = {
     "image_size": (24, 16),

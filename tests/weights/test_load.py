@@ -56,7 +56,7 @@ def test_load_refuses_values_that_are_not_finite(tmp_path, arrays):
 
 
 def test_load_reads_no_array_when_shapes_are_wrong(tmp_path, arrays, monkeypatch):
-    from keras_vit.weights.arrays import Arrays
+    from keras_vit.weights.files.arrays import Arrays
 
     read = []
     real = Arrays.__getitem__
@@ -236,7 +236,7 @@ def test_load_needs_no_network_client(tmp_path, arrays):
         f"keras_vit.from_pretrained({str(path)!r}, num_heads=5);"
         "new = {m.split('.')[0] for m in set(sys.modules) - before};"
         "assert not new & {'torch', 'timm', 'transformers', 'flax', 'requests'}, new;"
-        "assert 'keras_vit.weights.hub' not in sys.modules"
+        "assert 'keras_vit.weights.fetch.sources' not in sys.modules"
     )
     if keras.backend.backend() == "tensorflow":
         subprocess.run([sys.executable, "-c", code], check=True)

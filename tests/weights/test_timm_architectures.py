@@ -11,7 +11,7 @@ from derive_architectures import architectures
 from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
-from keras_vit.weights import timm_config
+from keras_vit.weights.formats import timm_config
 from keras_vit.weights.plan import make_plan
 
 pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore:Mapping deprec")]

@@ -40,8 +40,8 @@ from keras_vit.runs import (
     measure,
     step_of,
 )
-from keras_vit.weights.arrays import open_arrays, write_safetensors
-from keras_vit.weights.atomic import atomic_path, flush_folder
+from keras_vit.weights.files.arrays import open_arrays, write_safetensors
+from keras_vit.weights.files.atomic import atomic_path, flush_folder
 
 FORMAT = 1
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from keras_vit.weights import network, pickles
+from keras_vit.weights.fetch import network
+from keras_vit.weights.files import pickles
 
 SETTINGS = ("config.json", "preprocessor_config.json")
 """Fetched beside the weights where the repository has them."""
@@ -41,7 +42,7 @@ class Place(NamedTuple):
         return f"hf://{self.repo}{revision}" + f"/{self.inside}" * bool(self.inside)
 
 
-def fetch(source: str, revision: str | None, cache_dir: Path | None) -> Path:
+def fetch_repository(source: str, revision: str | None, cache_dir: Path | None) -> Path:
     """The folder (or file) of `hf://org/name[@revision][/file]`, from the cache where it is whole.
 
     Args:

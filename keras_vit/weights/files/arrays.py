@@ -11,14 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
-from keras_vit.weights import pickles
-from keras_vit.weights.atomic import atomic_path
-from keras_vit.weights.declared import Declared, check_shapes, refusal
-from keras_vit.weights.npz import NpzReader
-from keras_vit.weights.safetensors_files import SafetensorsReader
-from keras_vit.weights.shards import ShardsReader
-from keras_vit.weights.weights_h5 import check_weights_h5
-from keras_vit.weights.writers import write_npz, write_safetensors
+from keras_vit.weights.files import pickles
+from keras_vit.weights.files.atomic import atomic_path
+from keras_vit.weights.files.h5 import check_weights_h5
+from keras_vit.weights.files.npz import NpzReader
+from keras_vit.weights.files.rules import Declared, check_shapes, refusal
+from keras_vit.weights.files.safetensors import SafetensorsReader
+from keras_vit.weights.files.shards import ShardsReader
+from keras_vit.weights.files.writers import write_npz, write_safetensors
 
 __all__ = [
     "Arrays",

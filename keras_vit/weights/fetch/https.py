@@ -20,7 +20,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urldefrag, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from keras_vit.weights import network
+from keras_vit.weights.fetch import network
 
 ATTEMPTS = 4
 """Connections a call makes, as long as each of them brings more of the file."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.weights.declared import Declared, refusal
-from keras_vit.weights.safetensors_files import MAX_HEADER, SafetensorsReader, parse_object
+from keras_vit.weights.files.rules import Declared, refusal
+from keras_vit.weights.files.safetensors import MAX_HEADER, SafetensorsReader, parse_object
 
 
 class ShardsReader:

@@ -8,8 +8,8 @@ two when it loads them.
 from collections.abc import Iterator
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights import google
-from keras_vit.weights.table import Format, Header, Pair, Reading, table_grid
+from keras_vit.weights.formats import google
+from keras_vit.weights.formats.table import Format, Header, Pair, Reading, table_grid
 
 NAMES = {
     "attention": "MultiHeadDotProductAttention_0",

@@ -17,7 +17,7 @@ class Known(NamedTuple):
     name: str
     """`<variant>.<tag>`, as timm names tags, with the image size where it is not 224."""
     source: str
-    """What `keras_vit.weights.hub.fetch` takes: hf://... or https://..."""
+    """What `keras_vit.weights.fetch.fetch_weights` takes: hf://... or https://..."""
     variant: str
     """The size; a function of `keras_vit` where `keras_vit.list_variants` has it."""
     image_size: int

@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from keras_vit.paths import as_path, is_path
-from keras_vit.weights import download, known, network, pickles, repository
+from keras_vit.weights.fetch import https, hub, known, network
+from keras_vit.weights.files import pickles
 
 log = logging.getLogger("keras_vit")
 
@@ -17,7 +18,7 @@ EXAMPLES = (
 )
 
 
-def fetch(
+def fetch_weights(
     source: str | os.PathLike,
     *,
     revision: str | None = None,
@@ -32,7 +33,7 @@ def fetch(
         source: One of
 
             - the path of a file or a folder, which is returned as it is;
-            - a known name such as `"vit_b16.augreg_in21k"` (`keras_vit.weights.known.search`);
+            - a known name such as `"vit_b16.augreg_in21k"` (`keras_vit.weights.fetch.known.search`);
             - `"hf://organisation/name"`: config.json and model.safetensors of a model of the
               Hugging Face Hub; with `@revision` and `/file` if you like;
             - `"https://.../file"`, with `#sha256=...` if you know it.
@@ -45,7 +46,7 @@ def fetch(
 
     Example:
 
-    >>> fetch("hf://google/vit-base-patch16-224")
+    >>> fetch_weights("hf://google/vit-base-patch16-224")
     """
     if not is_path(source):
         raise ValueError(f"source must be {EXAMPLES}. Received: source={source!r}")
@@ -64,12 +65,12 @@ def fetch(
         log.info("%s is %s", text, row.source)
         text = row.source
     if text.startswith("hf://"):
-        return repository.fetch(text, revision, folder)
+        return hub.fetch_repository(text, revision, folder)
     _refuse_revision(text, revision)
     network.check_address(text)
     if PurePosixPath(urlsplit(text).path).suffix.lower() in pickles.SUFFIXES:
         raise ValueError(_convert_address(text))
-    return download.download(text, folder)
+    return https.download(text, folder)
 
 
 def _refuse_revision(source: str, revision: str | None) -> None:

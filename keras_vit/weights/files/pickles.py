@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from keras_vit.weights.declared import Refused, refusal
+from keras_vit.weights.files.rules import Refused, refusal
 
 SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 """Names that files of pickled weights go by."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights import timm_config
-from keras_vit.weights.table import Derived, Format, Header, Pair, Reading, Row, table_grid
-from keras_vit.weights.torch_names import CONV, FROM_HEADS, TABLE, linear, norm, qkv
+from keras_vit.weights.formats import timm_config
+from keras_vit.weights.formats.table import Derived, Format, Header, Pair, Reading, Row, table_grid
+from keras_vit.weights.formats.torch_names import CONV, FROM_HEADS, TABLE, linear, norm, qkv
 
 NAMES = {"registers": "reg_token", "scales": ("ls1.gamma", "ls2.gamma")}
 RAW_DEIT3 = {**NAMES, "scales": ("gamma_1", "gamma_2")}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FORMATS = {
+IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
     "WEBP": (".webp",),
@@ -18,7 +18,7 @@ FORMATS = {
 """What is read, and the endings by which the files of a folder are chosen."""
 
 
-class PictureError(ValueError):
+class ImageFileError(ValueError):
     """A file that cannot be used as a picture, in one line: which, and why."""
 
     def __init__(self, path: str | os.PathLike, reason: str):
@@ -26,14 +26,14 @@ class PictureError(ValueError):
         self.reason = reason
 
 
-class Found(NamedTuple):
+class FoundImage(NamedTuple):
     """A picture file, or a name that leads to none."""
 
     path: str
     problem: str | None = None
 
 
-def find(names: Iterable[str]) -> Iterator[Found]:
+def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
     """The picture files that names stand for; no file is opened.
 
     Args:
@@ -48,79 +48,79 @@ def find(names: Iterable[str]) -> Iterator[Found]:
             yield from _in_folder(name)
         elif glob.has_magic(name) and not os.path.lexists(name):
             matches = [path for path in glob.glob(name, recursive=True) if os.path.isfile(path)]
-            yield from map(Found, sorted(matches))
+            yield from map(FoundImage, sorted(matches))
             if not matches:
-                yield Found(name, "no file matches it")
+                yield FoundImage(name, "no file matches it")
         elif not os.path.exists(name):
-            yield Found(name, "there is no such file")
+            yield FoundImage(name, "there is no such file")
         elif not os.path.isfile(name):
-            yield Found(name, "it is neither a file nor a folder")
+            yield FoundImage(name, "it is neither a file nor a folder")
         else:
-            yield Found(name)
+            yield FoundImage(name)
 
 
-def read(path: str | os.PathLike) -> Any:
+def read_image(path: str | os.PathLike) -> Any:
     """Opens and decodes one picture; of an animation the first frame.
 
     It is not turned as its EXIF says: nor is it anywhere else in this package.
 
     Args:
-        path: A file in one of `FORMATS`, of no more pixels than Pillow takes for harmless.
+        path: A file in one of `IMAGE_FORMATS`, of no more pixels than Pillow takes for harmless.
 
     Returns:
-        A `PIL.Image.Image`, whole in memory. What cannot be read raises `PictureError`.
+        A `PIL.Image.Image`, whole in memory. What cannot be read raises `ImageFileError`.
     """
     from PIL import Image, UnidentifiedImageError
 
-    kinds = ", ".join(FORMATS)
+    kinds = ", ".join(IMAGE_FORMATS)
     try:
         if not Path(path).stat().st_size:
-            raise PictureError(path, "the file is empty")
+            raise ImageFileError(path, "the file is empty")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=list(FORMATS)) as image:
+            with Image.open(path, formats=list(IMAGE_FORMATS)) as image:
                 image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         most = f"{Image.MAX_IMAGE_PIXELS:,}"
-        raise PictureError(path, f"it has too many pixels; at most {most} are decoded") from None
+        raise ImageFileError(path, f"it has too many pixels; at most {most} are decoded") from None
     except UnidentifiedImageError:
-        raise PictureError(path, f"it is not a picture that can be read ({kinds})") from None
-    except PictureError:
+        raise ImageFileError(path, f"it is not a picture that can be read ({kinds})") from None
+    except ImageFileError:
         raise
     except OSError as error:
         if error.errno is None:  # from Pillow, not from the system
             raise _damaged(path, error) from error
-        raise PictureError(path, f"it cannot be read: {error.strerror}") from error
+        raise ImageFileError(path, f"it cannot be read: {error.strerror}") from error
     except Exception as error:  # whatever a decoder makes of a damaged file
         raise _damaged(path, error) from error
     if image.mode in ("I", "F"):  # nobody knows which of their values is white
-        raise PictureError(path, f"its pixels are 32-bit numbers (mode {image.mode!r})")
+        raise ImageFileError(path, f"its pixels are 32-bit numbers (mode {image.mode!r})")
     return image
 
 
-def pixels(path: str | os.PathLike, config: Any) -> Any:
+def read_pixels(path: str | os.PathLike, config: Any) -> Any:
     """A file as uint8 pixels `(H, W, C)` of a model's size, resized and cropped as it says."""
     from keras_vit.preprocessing import preprocess
 
-    picture = read(path)
+    picture = read_image(path)
     try:
         whole = preprocess(picture, config.replace(pixel_mean=0.0, pixel_std=1 / 255))
     except ValueError as error:  # so narrow that it would be huge once it is resized
-        raise PictureError(path, str(error)) from error
+        raise ImageFileError(path, str(error)) from error
     return whole[0].round().astype("uint8")
 
 
-def sample(folder: str | os.PathLike, config: Any, count: int = 200) -> Any:
+def sample_images(folder: str | os.PathLike, config: Any, count: int = 200) -> Any:
     """Up to `count` images of a folder as uint8 pixels `(B, H, W, C)`, evenly chosen."""
     import numpy as np
 
     files = _files(folder)
     chosen = np.linspace(0, len(files) - 1, min(len(files), count)).astype(int)
-    return np.stack([pixels(files[i], config) for i in chosen])
+    return np.stack([read_pixels(files[i], config) for i in chosen])
 
 
-def labeled(
+def labeled_images(
     folder: str | os.PathLike, config: Any, labels: Sequence[str] | None = None, at_a_time: int = 64
 ) -> Iterator[tuple[Any, Any]]:
     """The images in the subfolders of a folder, each subfolder named after a class.
@@ -160,27 +160,30 @@ def labeled(
     def batches():
         for start in range(0, len(files), at_a_time):
             part = files[start : start + at_a_time]
-            yield np.stack([pixels(f, config) for f, _ in part]), np.array([n for _, n in part])
+            yield (
+                np.stack([read_pixels(f, config) for f, _ in part]),
+                np.array([n for _, n in part]),
+            )
 
     return batches()
 
 
 def _files(folder: str | os.PathLike) -> list[str]:
     """The image files of a folder, at least one."""
-    found = list(find([os.fspath(folder)]))
+    found = list(find_images([os.fspath(folder)]))
     for item in found:
         if item.problem:
-            raise PictureError(item.path, item.problem)
+            raise ImageFileError(item.path, item.problem)
     return [item.path for item in found]
 
 
-def _damaged(path: str | os.PathLike, error: Exception) -> PictureError:
+def _damaged(path: str | os.PathLike, error: Exception) -> ImageFileError:
     text = " ".join(str(error).split()) or type(error).__name__
-    return PictureError(path, f"its data is cut off or damaged ({text})")
+    return ImageFileError(path, f"its data is cut off or damaged ({text})")
 
 
-def _in_folder(folder: str) -> Iterator[Found]:
-    endings = tuple(ending for endings in FORMATS.values() for ending in endings)
+def _in_folder(folder: str) -> Iterator[FoundImage]:
+    endings = tuple(ending for endings in IMAGE_FORMATS.values() for ending in endings)
     problems: list[OSError] = []
     none = True
     for place, folders, files in os.walk(folder, onerror=problems.append):
@@ -188,8 +191,8 @@ def _in_folder(folder: str) -> Iterator[Found]:
         for name in sorted(files):
             if name.lower().endswith(endings) and not name.startswith("."):
                 none = False
-                yield Found(os.path.join(place, name))
+                yield FoundImage(os.path.join(place, name))
     for error in problems:
-        yield Found(str(error.filename), f"it cannot be read: {error.strerror}")
+        yield FoundImage(str(error.filename), f"it cannot be read: {error.strerror}")
     if none and not problems:
-        yield Found(folder, f"no picture is in this folder ({', '.join(endings)})")
+        yield FoundImage(folder, f"no picture is in this folder ({', '.join(endings)})")

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_vit.weights.big_vision import BIG_VISION
-from keras_vit.weights.google import GOOGLE
-from keras_vit.weights.huggingface import HUGGINGFACE
-from keras_vit.weights.table import Format
-from keras_vit.weights.timm import DEIT3, DINOV2, MAE, TIMM
-from keras_vit.weights.torchvision import TORCHVISION
-from keras_vit.weights.vit_pytorch import VIT_PYTORCH
+from keras_vit.weights.formats.big_vision import BIG_VISION
+from keras_vit.weights.formats.google import GOOGLE
+from keras_vit.weights.formats.huggingface import HUGGINGFACE
+from keras_vit.weights.formats.table import Format
+from keras_vit.weights.formats.timm import DEIT3, DINOV2, MAE, TIMM
+from keras_vit.weights.formats.torchvision import TORCHVISION
+from keras_vit.weights.formats.vit_pytorch import VIT_PYTORCH
 
 # The raw files before timm's, whose names are nearly theirs.
 FORMATS = {

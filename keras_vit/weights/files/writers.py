@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from keras_vit.weights.atomic import atomic_path
-from keras_vit.weights.declared import DTYPES
-from keras_vit.weights.npz import broken_name
-from keras_vit.weights.safetensors_files import MAX_HEADER, NAMES
+from keras_vit.weights.files.atomic import atomic_path
+from keras_vit.weights.files.npz import broken_name
+from keras_vit.weights.files.rules import DTYPES
+from keras_vit.weights.files.safetensors import MAX_HEADER, NAMES
 
 # The safetensors library sorts by dtype in this order, then by name; so do we, to write its bytes.
 _ORDER = (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights.layout import Layout
-from keras_vit.weights.table import (
+from keras_vit.weights.formats.layout import Layout
+from keras_vit.weights.formats.table import (
     Derived,
     Empty,
     Format,
@@ -22,7 +22,7 @@ from keras_vit.weights.table import (
     Row,
     table_grid,
 )
-from keras_vit.weights.torch_names import FROM_HEADS, TABLE, linear, norm, qkv
+from keras_vit.weights.formats.torch_names import FROM_HEADS, TABLE, linear, norm, qkv
 
 PATCH = Layout("h w c d -> d (h w c)")
 EMBEDDING = "to_patch_embedding"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights import huggingface_config
-from keras_vit.weights.table import Format, Header, Pair, Reading, Row, table_grid
-from keras_vit.weights.timm import folded
-from keras_vit.weights.torch_names import (
+from keras_vit.weights.formats import huggingface_config
+from keras_vit.weights.formats.table import Format, Header, Pair, Reading, Row, table_grid
+from keras_vit.weights.formats.timm import folded
+from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
     HEADS_BIAS,

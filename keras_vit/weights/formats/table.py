@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights.layout import Layout
+from keras_vit.weights.formats.layout import Layout
 
 Shape = tuple[int, ...]
 

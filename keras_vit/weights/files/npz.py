@@ -15,8 +15,8 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
-from keras_vit.weights import pickles
-from keras_vit.weights.declared import (
+from keras_vit.weights.files import pickles
+from keras_vit.weights.files.rules import (
     DTYPES,
     Declared,
     aligned,

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from keras_vit.weights.declared import DTYPES, Declared, declare, decode, refusal, refused_as
+from keras_vit.weights.files.rules import DTYPES, Declared, declare, decode, refusal, refused_as
 
 MAX_HEADER = 4 << 20
 """Bytes a header may take: 4 MiB, room for some 30,000 arrays."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from keras_vit.weights.layout import Layout
-from keras_vit.weights.table import Pair
+from keras_vit.weights.formats.layout import Layout
+from keras_vit.weights.formats.table import Pair
 
 CONV = Layout("h w c d -> d c h w")
 MATRIX = Layout("i o -> o i")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from keras_vit.weights.declared import (
+from keras_vit.weights.files.rules import (
     Declared,
     check_shapes,
     declare,

@@ -7,8 +7,8 @@ Pixels as in its weights that were trained from scratch: ImageNet's statistics.
 from collections.abc import Iterator
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights.table import Format, Header, Pair, Reading, table_grid
-from keras_vit.weights.torch_names import CONV, FROM_HEADS, TABLE, linear, norm, qkv
+from keras_vit.weights.formats.table import Format, Header, Pair, Reading, table_grid
+from keras_vit.weights.formats.torch_names import CONV, FROM_HEADS, TABLE, linear, norm, qkv
 
 IMAGENET = {"pixel_mean": (0.485, 0.456, 0.406), "pixel_std": (0.229, 0.224, 0.225)}
 MLP = {"new": ("mlp.0", "mlp.3"), "old": ("mlp.linear_1", "mlp.linear_2")}

@@ -7,8 +7,8 @@ Its arrays lie as ours do. LayerNorm's epsilon is flax' 1e-6, its GELU the tanh 
 from collections.abc import Iterator, Mapping
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights.layout import Layout
-from keras_vit.weights.table import Format, Header, Pair, Reading, table_grid
+from keras_vit.weights.formats.layout import Layout
+from keras_vit.weights.formats.table import Format, Header, Pair, Reading, table_grid
 
 NUMERICS = {"norm_epsilon": 1e-6, "gelu": "tanh", "pixel_mean": 0.5, "pixel_std": 0.5}
 

@@ -1,0 +1,1 @@
+"""How the bytes of weight files are read and written."""
