@@ -33,7 +33,7 @@ def fetch_weights(
         source: One of
 
             - the path of a file or a folder, which is returned as it is;
-            - a known name such as `"vit_b16.augreg_in21k"` (`keras_vit.weights.fetch.known.search`);
+            - a known name such as `"vit_b16.augreg_in21k"` (`keras-vit models` lists them);
             - `"hf://organisation/name"`: config.json and model.safetensors of a model of the
               Hugging Face Hub; with `@revision` and `/file` if you like;
             - `"https://.../file"`, with `#sha256=...` if you know it.

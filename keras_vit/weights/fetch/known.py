@@ -1,8 +1,9 @@
 """The known checkpoints: what can be asked for by name, and where each is published.
 
-The table is `known.csv` beside this file: one row a checkpoint. `tests/weights/derive_known.py`
-derives it from timm's `default_cfgs`, torchvision's enumerations and transformers' code, and a test
-compares the two. Of none of these files a source publishes a whole hash, so none is listed.
+The table is `known.csv` beside this file, with one row per checkpoint. A program of the tests,
+`derive_known.py`, derives it from timm's `default_cfgs`, torchvision's enumerations and the code of
+transformers, and a test compares the two. No source publishes a whole hash of a file, so the table
+has none.
 """
 
 import csv

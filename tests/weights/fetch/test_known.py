@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 
 def test_known_table_is_what_its_sources_say():
-    """Where timm has moved on: python tests/weights/derive_known.py > <the table>."""
+    """Where timm has moved on: python tests/weights/fetch/derive_known.py > <the table>."""
     derived = derive_known.derive()
     assert list(known.KNOWN.values()) == derived
     assert (

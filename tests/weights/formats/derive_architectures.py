@@ -2,7 +2,8 @@
 
 When timm has new architectures, write the table again:
 
-    python tests/weights/derive_architectures.py > keras_vit/weights/formats/timm_architectures.csv
+    cd tests/weights/formats
+    python derive_architectures.py > ../../../keras_vit/weights/formats/timm_architectures.csv
 
 Each architecture is built without memory (torch's "meta" device), and its modules say what no array
 shows. `test_timm_architectures.py` compares the table with what this file derives.
@@ -98,7 +99,7 @@ def write(stream) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from cpu_torchvision import import_torchvision
 
     import_torchvision()

@@ -23,7 +23,7 @@ BOUND = 1e-4
 
 
 def test_table_is_what_timm_says():
-    """Where timm has moved on: python tests/weights/derive_architectures.py > <the table>."""
+    """If timm has changed, write the table again: derive_architectures.py says how."""
     derived = {name: derive_architectures.derive(name, f) for name, f in architectures().items()}
     for row in derived.values():
         del row["architecture"]

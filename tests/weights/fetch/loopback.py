@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 COMMIT = "c0ffee" + "0" * 34
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DATA = np.random.default_rng(7).bytes(50_021)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 REPO = {"config.json": b'{"a": 1}', "preprocessor_config.json": b"{}", "model.safetensors": DATA}

@@ -2,7 +2,7 @@
 
 When timm has new checkpoints, write the table again:
 
-    python tests/weights/derive_known.py > keras_vit/weights/fetch/known.csv
+    python tests/weights/fetch/derive_known.py > keras_vit/weights/fetch/known.csv
 
 `test_known.py` compares the table with what this file derives.
 """
