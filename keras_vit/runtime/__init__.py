@@ -29,11 +29,9 @@ def open(path: str | os.PathLike) -> Runtime:
     """
     as_path("path", path)
     if "://" in os.fspath(path):
-        from keras_vit.weights.fetch import (
-            sources,  # a network client, which a local file does not need
-        )
+        from keras_vit.weights import fetch  # a network client, which a local file does not need
 
-        path = sources.fetch(path)
+        path = fetch.fetch_weights(path)
     place = Path(path)
     if place.is_dir() and (place / "model.keras").is_file():
         place = place / "model.keras"

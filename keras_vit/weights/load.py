@@ -198,11 +198,9 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
 def _fetch(source: str | os.PathLike) -> Path:
     if is_path(source) and Path(source).exists():
         return Path(source)
-    from keras_vit.weights.fetch import (
-        sources,  # a network client, which a local file does not need
-    )
+    from keras_vit.weights import fetch  # a network client, which a local file does not need
 
-    return Path(sources.fetch(source))
+    return Path(fetch.fetch_weights(source))
 
 
 def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:

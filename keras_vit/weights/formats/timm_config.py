@@ -54,8 +54,8 @@ WRITES = {
 def architectures() -> dict[str, dict[str, str]]:
     """Every architecture of timm's ViT files by name: what no array shows of it.
 
-    The table is `timm_architectures.csv`. A program of the tests, `derive_architectures.py`, derives
-    it from timm's own modules, and a test compares the two.
+    The table is `timm_architectures.csv`. A program of the tests, `derive_architectures.py`,
+    derives it from timm's own modules, and a test compares the two.
     """
     with Path(__file__).with_name("timm_architectures.csv").open(encoding="utf-8") as file:
         return {row.pop("architecture"): row for row in csv.DictReader(file)}
