@@ -64,7 +64,7 @@ def test_fetch_missing_path_asks_in_whole_sentences(monkeypatch, source, near, m
 
 @pytest.mark.parametrize("source", [None, 3, b"..", "", ["a"]])
 def test_fetch_and_its_callers_name_the_argument_that_is_no_path(source):
-    for function in (fetch, keras_vit.from_pretrained):
+    for function in (fetch_weights, keras_vit.from_pretrained):
         with pytest.raises(ValueError, match="source must be a path, a known name") as error:
             function(source)
         assert str(error.value).endswith(f"Received: source={source!r}")
@@ -246,7 +246,7 @@ def test_fetch_address_refuses_what_is_not_the_file(server, tmp_path, headers, s
 def test_fetch_address_at_the_same_time_comes_once(server):
     server.files["/a/model.npz"].pause, server.files["/a/model.npz"].piece = 0.02, 5000
     with ThreadPoolExecutor(3) as pool:
-        paths = list(pool.map(fetch, [f"{server.url}/a/model.npz"] * 3))
+        paths = list(pool.map(fetch_weights, [f"{server.url}/a/model.npz"] * 3))
     assert len(set(paths)) == 1 and paths[0].read_bytes() == DATA
     assert len(server.requests) == 1
 
