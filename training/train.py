@@ -45,9 +45,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         "--set run.epochs=10",
     )
     parser.add_argument(
-        "--recipe",
-        metavar="NAME_OR_FILE",
-        help="a name that --list shows, or the path of a .py file",
+        "--recipe", metavar="NAME", help="a name that --list shows, or the path of a .py file"
     )
     parser.add_argument(
         "--workdir",
