@@ -2,7 +2,7 @@
 # Several processes on this machine, as a trial of a cluster: each is told who it is, as Slurm or an
 # operator would tell it. From a checkout, inside its environment:
 #
-#   docs/cluster/local.sh 2 --recipe digits --workdir runs/two
+#   training/cluster/local.sh 2 --recipe digits --workdir runs/two
 #
 # The first number is how many; the rest goes to training.train. KERAS_BACKEND chooses the backend.
 set -euo pipefail
