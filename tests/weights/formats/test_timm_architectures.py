@@ -16,8 +16,9 @@ from keras_vit.weights.plan import make_plan
 
 pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore:Mapping deprec")]
 
-SMALL = ({"depth": 2, "embed_dim": 64, "num_heads": 4}, {"depth": 2}, {})
-"""How an architecture is made small: as far as it lets itself be."""
+NARROW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
+SMALL = (NARROW, NARROW | {"num_kv_heads": 4}, {"depth": 2})
+"""How an architecture is made small, in order of preference."""
 BOUND = 1e-4
 """Of the largest logit."""
 
