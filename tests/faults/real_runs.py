@@ -68,8 +68,8 @@ class Process:
 
     def goes_on_at(self):
         """The step it said it goes on at."""
-        line = next(line for line in self.said.splitlines() if line.startswith("goes on at step"))
-        return int(line.split()[4].rstrip(","))
+        line = next(line for line in self.said.splitlines() if line.startswith("resumes at step"))
+        return int(line.split()[3].rstrip(","))
 
     def end(self):
         self.child.kill()

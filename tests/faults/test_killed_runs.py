@@ -26,7 +26,7 @@ def check_goes_on(tmp_path, *options, **environment):
             tmp_path / "straight", *options, log=tmp_path / "second.log", **environment
         )
         assert second.code() == 1
-        assert f"and process {straight.child.pid} on " in second.said
+        assert f"locked by process {straight.child.pid} on " in second.said
     finally:
         straight.send(signal.SIGCONT)
 
