@@ -49,7 +49,7 @@ def test_two_processes_go_on_together_bit_for_bit(tmp_path):
     assert first == CODE, processes[0].said[-3000:]
     assert second == CODE, processes[1].said[-3000:]
     assert processes[0].goes_on_at() == step
-    assert "goes on" not in processes[1].said and "no more" not in processes[1].said
+    assert "resumes" not in processes[1].said and "missing now" not in processes[1].said
     saved = runs.steps(folder / "checkpoints")[-1]
     assert step < saved < real_runs.LAST
     shutil.copytree(folder, tmp_path / "one")
@@ -68,7 +68,7 @@ def test_two_processes_go_on_together_bit_for_bit(tmp_path):
     one = Process(tmp_path / "one")
     assert one.code() == 0, one.said[-3000:]
     assert one.goes_on_at() == saved
-    assert "not bit for bit: it was on" in one.said and "2 processes" in one.said
+    assert "not bit for bit: it ran on" in one.said and "2 processes" in one.said
     # Its masks of dropout are others, so it is another run; and it has learned as much.
     assert not same_weights(weights(tmp_path / "one"), wanted)
     assert abs(log(tmp_path / "one")[-1]["val_loss"] - log(straight)[-1]["val_loss"]) < 0.2
@@ -99,7 +99,7 @@ def test_two_processes_without_a_shared_folder_are_refused(tmp_path):
     ]
     assert [process.code() for process in processes] == [1, 1]
     for process in processes:
-        assert "folder must be one that all processes share" in process.said
+        assert "folder must be shared by all processes" in process.said
         assert f"where they find nothing, step {steps[-1]}" in process.said
     assert runs.steps(second / "checkpoints") == steps
 
