@@ -4,6 +4,8 @@ import json
 import shutil
 
 import numpy as np
+import safetensors.numpy
+from conformance import tiny_model
 
 import keras_vit
 from keras_vit_cli import info
@@ -28,16 +30,18 @@ def test_info_refuses_absurd_numbers(call, checkpoint, tmp_path):
     assert (code, out) == (1, "") and "model_args.num_heads=1099511627776" in err
 
 
-def test_info_lists_what_was_assumed(call, checkpoint, tmp_path):
-    (tmp_path / "a.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
-    code, out, _ = call("info", tmp_path / "a.safetensors")
-    assert code == 0 and "assumed" not in out  # a file of ours states its config
-    import safetensors.numpy
-
-    arrays = safetensors.numpy.load_file(tmp_path / "a.safetensors")
-    safetensors.numpy.save_file(arrays, tmp_path / "b.safetensors")
-    code, out, _ = call("info", tmp_path / "b.safetensors", "--json")
-    assert code == 0 and json.loads(out)["assumed"]["gelu"] == "exact"
+def test_info_lists_what_was_assumed(call, tmp_path):
+    ours = keras_vit.save_pretrained(
+        tiny_model(width=64, num_heads=1, image_size=24), tmp_path / "a", "timm"
+    )
+    code, out, _ = call("info", ours)
+    assert code == 0 and "assumed" not in out  # its config.json states everything
+    bare = (ours / "model.safetensors").rename(tmp_path / "b.safetensors")
+    arrays = safetensors.numpy.load_file(bare)
+    safetensors.numpy.save_file(arrays, bare)  # without the metadata of keras_vit
+    code, out, _ = call("info", bare)
+    assert code == 0 and "num_heads=1: the file does not state it" in out
+    assert json.loads(call("info", bare, "--json")[1])["assumed"]["gelu"] == "exact"
 
 
 def test_info_json_has_the_config(call, model, checkpoint):
