@@ -1,6 +1,7 @@
-"""Every page: links lead somewhere, calls fit their functions, commands have their options."""
+"""Every page: links, paths and names exist, calls and commands fit what they call."""
 
 import ast
+import importlib.util
 import inspect
 import re
 import shlex
@@ -19,9 +20,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "docs/browser/README.md"]
+FOLDERS = (".", "docs", "docs/browser", "benchmarks", "savedmodels")
+PAGES = [page for folder in FOLDERS for page in (ROOT / folder).glob("*.md")]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 NAMES = {"keras_vit": keras_vit, "explain": explain, "preprocessing": preprocessing}
+MADE = ("docs/browser/model.tflite", "benchmarks/results")  # by commands
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -43,6 +46,41 @@ def wrong_links(page, text):
             anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
             if anchor not in anchors:
                 yield link
+
+
+def paths(text):
+    """Files and folders of ours that the page names, and tests as "file::test"."""
+    places = "keras_vit|keras_vit_cli|training|tests|benchmarks|docs"
+    for path in re.findall(rf"(?<![\w/.:-])(?:{places})/[\w./:-]*\w", text):
+        if "NAME" not in path and "TARGET" not in path and not path.startswith(MADE):
+            yield path
+
+
+def wrong_paths(text):
+    for path in paths(text):
+        file, _, test = path.partition("::")
+        if not (ROOT / file).exists() or (
+            test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")
+        ):
+            yield path
+
+
+def names(text):
+    """Dotted names of our packages, and modules that `python -m` runs."""
+    dotted = re.findall(r"\b(?:keras_vit|keras_vit_cli|benchmarks)(?:\.[a-zA-Z_]\w*)+", text)
+    return [*dotted, *re.findall(r"-m ((?:training|benchmarks|keras_vit_cli)[\w.]*\w)", text)]
+
+
+def wrong_names(text):
+    for name in names(text):
+        found, *parts = name.split(".")
+        module = importlib.import_module(found)
+        for part in parts:
+            found = f"{found}.{part}"
+            if not hasattr(module, part) and importlib.util.find_spec(found) is None:
+                yield name
+                break
+            module = getattr(module, part, None) or importlib.import_module(found)
 
 
 def calls(text):
@@ -95,10 +133,13 @@ def wrong_commands(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_names_what_there_is(page):
     text = TEXTS[page]
-    assert [*wrong_links(page, text), *wrong_calls(text), *wrong_commands(text)] == []
+    wrong = [*wrong_links(page, text), *wrong_paths(text), *wrong_names(text)]
+    assert [*wrong, *wrong_calls(text), *wrong_commands(text)] == []
 
 
 def test_pages_have_what_is_looked_for():
+    assert sum(len(list(paths(text))) for text in TEXTS.values()) > 100
+    assert sum(len(names(text)) for text in TEXTS.values()) > 100
     assert sum(len(list(calls(text))) for text in TEXTS.values()) > 60
     assert sum(len(list(commands(text))) for text in TEXTS.values()) > 50
 
@@ -107,6 +148,10 @@ def test_page_with_a_mistake_is_found():
     page = ROOT / "README.md"
     for link in ("docs/none.md", "docs/vit.md#none", "#none"):
         assert list(wrong_links(page, f"[a]({link}) [b](docs/vit.md#the-model)")) == [link]
+    text = "`tests/reference.py::none`, `tests/reference.py::forward`, keras_vit/none.py"
+    assert list(wrong_paths(text)) == ["tests/reference.py::none", "keras_vit/none.py"]
+    text = "`keras_vit.train.scope`, keras_vit.train.none, python -m training.none"
+    assert list(wrong_names(text)) == ["keras_vit.train.none", "training.none"]
     block = "```python\nkeras_vit.{}\n```\n"
     text = block.format("export_onnx(m, dtype=1)") + block.format("export_onnx(m, quantize=1)")
     assert list(wrong_calls(text)) == ["keras_vit.export_onnx(quantize=)"]
