@@ -93,13 +93,13 @@ services:
 README = """\
 # Serving {title} with TensorFlow Serving
 
-Written by `keras-vit serve-config`. This folder is all that the server needs:
+Written by `keras-vit serve-config`. The server needs only this folder:
 
 | file | what it is |
 |---|---|
 | `NAME/VERSION/` | an exported model; its `MANIFEST.json` says what it is and how it was verified |
 | `models.config` | which models and versions are served |
-| `batching.config` | how requests are put together, with the reason for each number |
+| `batching.config` | how requests are batched, with the reason for each number |
 | `docker-compose.yml` | starts `{image}` with both |
 
 ## Start and stop
@@ -114,7 +114,7 @@ docker compose down
 
 Models: {models}.
 
-## Ask
+## Send requests
 
 ```sh
 keras-vit request cat.jpg --url http://localhost:8501/v1/models/{name}
@@ -129,50 +129,50 @@ base64 < cat.jpg | tr -d '\\n' |
   curl -s -d @- http://localhost:8501/v1/models/{name}:predict
 ```
 
-| `signature_name` | takes | gives |
+| `signature_name` | input | output |
 |---|---|---|
-| `classify` | `bytes`: JPEG or PNG files | `labels`, `scores`: the best classes of each |
+| `classify` | `bytes`: JPEG or PNG files | `labels`, `scores`: the top classes of each |
 | `serve_bytes` | `bytes`: JPEG or PNG files | `probabilities`, `logits` |
 | `serving_default` | `images`: pixels as `MANIFEST.json` says | `probabilities`, `logits` |
 | `features` | `images` | `features` |
 
-A model without a head has no classes, and so only the signatures that make sense for it;
-`curl http://localhost:8501/v1/models/{name}/metadata` lists those it has. For `images` gRPC is the
-faster way: as JSON they are several times larger.
+A model without a head has no classes and fewer signatures;
+`curl http://localhost:8501/v1/models/{name}/metadata` lists them. Send `images` over gRPC: as JSON
+they are several times larger.
 
-## A new version, and back
+## A new version, and rolling back
 
-Export again: `2/` appears beside `1/` only when it is complete, and the server takes it within a
-second, warms it up and then lets `1/` go. A folder that comes from another machine has to appear
-whole as well: copy it to a name that is no number, then rename it (`cp -r ... {name}/.new && mv
-{name}/.new {name}/2`). While the two change over, both are in memory.
+Export again: `2/` appears beside `1/` only when it is complete. The server loads it within a
+second, warms it up and then unloads `1/`; during the change both are in memory. To copy a version
+from another machine, copy it under a name that is not a number, then rename it
+(`cp -r ... {name}/.new && mv {name}/.new {name}/2`).
 
-Back: write `model_version_policy {{ specific {{ versions: 1 }} }}` in `models.config`, or remove
-`2/`. Clients can ask for a version themselves: `http://localhost:8501/v1/models/{name}/versions/1`.
+To roll back, write `model_version_policy {{ specific {{ versions: 1 }} }}` in `models.config`, or
+remove `2/`. Clients can request a version: `http://localhost:8501/v1/models/{name}/versions/1`.
 
 ## What it refuses
 
 - A request with more images than the model was exported for (`max_batch_size` in `MANIFEST.json`).
-  Stay at {max_batch_size} (`max_batch_size` in `batching.config`) or below: what is between the two
-  may be refused as well, or cut in parts, as the server's release has it.
-- A wrong rank, size or type, bytes that are no JPEG or PNG, a model or version that is not there:
-  400 or 404 with a message. The next request works.
+  Stay at {max_batch_size} (`max_batch_size` in `batching.config`) or below: depending on its
+  release, the server refuses or splits requests between the two.
+- A wrong rank, size or type, bytes that are neither JPEG nor PNG, a missing model or version: 400
+  or 404 with a message. The next request works.
 - More than `max_enqueued_batches` waiting: HTTP 503, UNAVAILABLE. Try again later.
 
-One thing to know about batching: requests that share a batch share its error. Where clients whom
-you do not trust send `bytes`, a broken file from one of them fails the requests that happened to be
-in the same batch, and the number of the image in the message counts within that batch. Look at the
-files before they come here, or set `--enable_batching=false` in `docker-compose.yml` (a request is
-then bounded by the model itself, `max_batch_size` in `MANIFEST.json`).
+Requests in the same batch share its error. A broken file in `bytes` from one client fails the other
+requests in the batch, and the number of the image in the message is its position in the batch. If
+you do not trust the clients, check the files first, or set `--enable_batching=false` in
+`docker-compose.yml` (then only `max_batch_size` in `MANIFEST.json` limits a request).
 
 ## What was run, and what was not
 
-The project's tests parse `models.config` and `batching.config` as the messages they are, start a
-stand-in server with the flags of `docker-compose.yml`, and talk to it over REST and gRPC with
-TensorFlow Serving's own stubs, the health check included; the models are loaded by the C++ loader
-that TensorFlow Serving uses. The image itself was not run: no package registry has the server, so
-the stand-in's rules are taken from the server's source and documentation. Before you rely on this,
-start it once and ask for one image.
+The project's tests parse `models.config` and `batching.config` as protocol buffers, start a stand-in
+server with the flags of `docker-compose.yml`, and send requests over REST and gRPC with TensorFlow
+Serving's own stubs, the health check included. The models are loaded by the C++ loader that
+TensorFlow Serving uses.
+
+The image itself was not run, because no package registry has the server. The stand-in follows the
+server's source and documentation. Before you rely on this, start it once and send one image.
 """
 
 
