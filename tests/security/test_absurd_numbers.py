@@ -14,8 +14,8 @@ import keras_vit
 from keras_vit import ViT, ViTConfig
 from keras_vit.runtime import load_keras
 from keras_vit.runtime.base import check_input, stated
-from keras_vit.weights import own
 from keras_vit.weights.files.rules import Refused
+from keras_vit.weights.json_rules import CONFIG, METADATA
 from keras_vit.weights.load import inspect
 
 TINY = ViTConfig(
@@ -65,7 +65,7 @@ def saved(tmp_path_factory):
     model.save(folder / "m.keras")
     (folder / "h5").mkdir()
     model.save_weights(folder / "h5" / "m.weights.h5")
-    (folder / "h5" / own.CONFIG).write_text(json.dumps(TINY.to_dict()))
+    (folder / "h5" / CONFIG).write_text(json.dumps(TINY.to_dict()))
     model = ViT(TINY.replace(norm_epsilon=1e-6))
     keras_vit.save_pretrained(model, folder / "m.safetensors", format="timm")
     return folder
@@ -74,7 +74,7 @@ def saved(tmp_path_factory):
 def spoil_h5(saved, folder, fields):
     shutil.copytree(saved / "h5", folder / "h5")
     config = {**TINY.to_dict(), **fields}
-    (folder / "h5" / own.CONFIG).write_text(json.dumps(config))
+    (folder / "h5" / CONFIG).write_text(json.dumps(config))
     return folder / "h5"
 
 
@@ -82,8 +82,8 @@ def spoil_safetensors(saved, folder, fields):
     content = (saved / "m.safetensors").read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    config = {**json.loads(header["__metadata__"][own.METADATA]), **fields}
-    header["__metadata__"][own.METADATA] = json.dumps(config)
+    config = {**json.loads(header["__metadata__"][METADATA]), **fields}
+    header["__metadata__"][METADATA] = json.dumps(config)
     text = json.dumps(header).encode()
     path = folder / "m.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
@@ -149,8 +149,8 @@ def test_inspect_lists_numbers_that_the_arrays_do_not_bear_out(saved, tmp_path):
     path = spoil_safetensors(saved, tmp_path, {"depth": 4096, "num_registers": 7})
     found = inspect(path)
     assert found.misshaped == (
-        "other number: depth=4096 is stated, and the arrays show 2",
-        "other number: num_registers=7 is stated, and the arrays show 0",
+        "wrong number: depth=4096 is stated, but the arrays show 2",
+        "wrong number: num_registers=7 is stated, but the arrays show 0",
     )
     assert found.config.depth == 2
 
@@ -217,32 +217,6 @@ def test_image_size_has_a_ceiling_without_a_position_table(fields, message):
     assert ViTConfig(image_size=2**14, position_embedding="none").num_patches == 2**20
 
 
-@ONE_BACKEND
-def test_a_new_head_cannot_be_asked_for_by_the_file(saved, tmp_path):
-    """A file with two heads needs `num_classes`, and only the caller's is believed."""
-    from keras_vit.weights.plan import make_plan
-
-    def plan(stated, given):
-        shapes = {
-            "cls_token": (1, 1, 64),
-            "dist_token": (1, 1, 64),
-            "pos_embed": (1, 6, 64),
-            "patch_embed.proj.weight": (64, 3, 8, 8),
-            "blocks.0.norm1.weight": (64,),
-            "blocks.0.attn.qkv.weight": (192, 64),
-            "blocks.0.mlp.fc1.weight": (8, 64),
-            "blocks.0.mlp.fc2.weight": (64, 8),
-            "blocks.0.attn.qkv.bias": (192,),
-            "head.weight": (3, 64),
-        }
-        return make_plan(shapes, given, config={}, pixels={}, stated=stated)
-
-    hostile = plan({"num_classes": 2**24}, {})
-    assert hostile.target.num_classes == 3
-    assert any("num_classes=16777216 is stated" in line for line in hostile.misshaped)
-    assert plan({}, {"num_classes": 7}).target.num_classes == 7
-
-
 # -- our own JSON, with other types
 
 NAN, INF = float("nan"), float("inf")
@@ -276,8 +250,8 @@ def test_our_config_of_other_types_is_refused(saved, tmp_path, refused, kind, ch
 @pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1, "a": 2}', "[" * 10**5, "\xff", "1" * 5000])
 def test_config_json_that_is_no_object_is_refused(saved, tmp_path, refused, text):
     path = spoil_h5(saved, tmp_path, {})
-    (path / own.CONFIG).write_bytes(text.encode("latin-1"))
-    refused("have a JSON object", keras_vit.from_pretrained, path)
+    (path / CONFIG).write_bytes(text.encode("latin-1"))
+    refused("hold one JSON object", keras_vit.from_pretrained, path)
 
 
 # -- what exports state of themselves

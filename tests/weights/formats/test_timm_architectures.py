@@ -11,7 +11,7 @@ from derive_architectures import architectures
 from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
-from keras_vit.weights.formats import timm_config
+from keras_vit.weights.formats import recognize, timm_config
 from keras_vit.weights.plan import make_plan
 
 pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore:Mapping deprec")]
@@ -44,7 +44,9 @@ def test_full_size_architectures_are_read_rightly():
         if hasattr(module, "dist_token"):
             continue
         shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-        plan = make_plan(shapes, {}, config={"architecture": name}, pixels={}, stated={})
+        stated = {"architecture": name}
+        format = recognize(shapes, stated)
+        plan = make_plan(*format, shapes, {}, config=stated, pixels={}, stated={})
         block, config = module.blocks[0], plan.target
         expected = {
             "num_heads": block.attn.num_heads,

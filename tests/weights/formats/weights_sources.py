@@ -1,10 +1,13 @@
-"""Models of other libraries, tiny and with every array random, and the files they would save."""
+"""Tiny random models, other libraries' and ours, the files they save, and how they are compared."""
 
+import inspect
 import json
 
 import keras
 import numpy as np
 import pytest
+
+import keras_vit
 
 # What is only about files and NumPy arrays is the same on every backend.
 one_backend = pytest.mark.skipif(
@@ -45,18 +48,30 @@ def save(path, arrays, config=None, pixels=None, metadata=None):
     return path
 
 
+def bare(folder, arrays, name="vit.safetensors"):
+    """A file without any JSON beside it."""
+    return save(folder / name, arrays)
+
+
 def images(height=24, width=None, channels=3, count=2, seed=1):
-    """Random pictures, channels last."""
+    """Random images, channels last."""
     rng = np.random.default_rng(seed)
     return rng.standard_normal((count, height, width or height, channels)).astype("float32")
 
 
-def torch_logits(module, pictures):
-    """What a torch module says of pictures with channels last."""
+def torch_output(function, pictures, **arguments):
+    """What a torch function returns for images with channels last."""
     import torch
 
     with torch.no_grad():
-        out = module(torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))))
+        return function(
+            torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))), **arguments
+        )
+
+
+def torch_logits(module, pictures, **arguments):
+    """The logits of a torch module, or its class token after pooling if it has no head."""
+    out = torch_output(module, pictures, **arguments)
     if hasattr(out, "last_hidden_state"):
         pooled = getattr(out, "pooler_output", None)
         out = out.last_hidden_state[:, 0] if pooled is None else pooled
@@ -64,8 +79,43 @@ def torch_logits(module, pictures):
 
 
 def logits(model, pictures):
-    """What a `ViT` says."""
+    """The logits of a `ViT`."""
     return keras.ops.convert_to_numpy(model(pictures, training=False))
+
+
+def assert_same_logits(path, source, wrong=None, **fields):
+    """Loads a file, and compares the model with its source: a torch module, or its function.
+
+    With `wrong`, another way to load the file, which must give other logits. Returns the model.
+    """
+    model = keras_vit.from_pretrained(path, **fields)
+    pictures = images(*model.config.input_shape)
+    expected = source(pictures) if inspect.isfunction(source) else torch_logits(source, pictures)
+    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
+    if wrong is not None:
+        other = keras_vit.from_pretrained(path, **{**fields, **wrong})
+        assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+    return model
+
+
+TINY = {
+    "image_size": 24,
+    "patch_size": 8,
+    "width": 20,
+    "num_heads": 5,
+    "mlp_dim": 28,
+    "depth": 2,
+    "num_classes": 3,
+}
+
+
+def random_vit(**fields):
+    """A tiny `ViT` with every array random."""
+    model = keras_vit.ViT(keras_vit.ViTConfig.from_dict({**TINY, **fields}))
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(rng.standard_normal(weight.shape) * 0.3)
+    return model
 
 
 def timm_vit(seed=0, **fields):
