@@ -91,13 +91,13 @@ def from_pretrained(
 
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", num_classes=10, image_size=384)
     """
-    asked = {
+    requested = {
         "num_classes": num_classes,
         "image_size": image_size,
         "in_channels": in_channels,
         "interpolation": interpolation,
     }
-    given = config_fields | {k: v for k, v in asked.items() if v is not None}
+    given = config_fields | {k: v for k, v in requested.items() if v is not None}
     path = _fetch(source)
     model_fields = {"name": name or "vit", "dtype": dtype}
     if (weights := keras_files.find_weights_h5(path)) is not None:
@@ -209,10 +209,10 @@ def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
     if METADATA in file.metadata:
         fields = parse_object(file.path, file.metadata[METADATA].encode())
         parse_config(file.path, fields)
-    beside = _json_beside(file, path)
-    config, pixels = (beside.get(name, {}) for name in (CONFIG, PIXELS))
-    format, prefix = recognize(file.shapes, config)  # the rules below are for known formats
-    for name, content in beside.items():
+    json_files = _json_files(file, path)
+    config, pixels = (json_files.get(name, {}) for name in (CONFIG, PIXELS))
+    format, prefix = recognize(file.shapes, config)  # first: only formats have rules for JSON
+    for name, content in json_files.items():
         check_fields(file.path.parent / name, content)
     try:
         return make_plan(
@@ -222,7 +222,7 @@ def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
         raise Refused(f"{error}, in {str(file.path)!r}") from error
 
 
-def _json_beside(file: Arrays, path: Path) -> dict[str, dict]:
+def _json_files(file: Arrays, path: Path) -> dict[str, dict]:
     """The JSON files of a model's folder. Beside a file of another name they may be another's."""
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
         return {}

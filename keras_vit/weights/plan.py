@@ -175,8 +175,8 @@ def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
     plan.missing += [f"(for {path})" for path in wanted if path not in made]
     for path in made & wanted.keys():
         saved, new = plan.shapes[path], wanted[path]
-        if path == adapt.PATCHES:
-            saved, new = saved[:2] + saved[3:], new[:2] + new[3:]  # channels may differ
+        if path == adapt.PATCHES:  # its channels may differ
+            saved = (*saved[:2], new[2], saved[3])
         if saved != new and path != adapt.TABLE:
             plan.misshaped.append(f"wrong shape: {path} is {saved}, but {new} was requested")
     if adapt.TABLE in made & wanted.keys():

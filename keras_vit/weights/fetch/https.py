@@ -302,11 +302,11 @@ def _reason(error: Exception) -> str:
 
 def _http_error(url: str, error: HTTPError) -> OSError:
     """The error for an HTTP status."""
-    said = f"the server answered {error.code} {error.reason}"
+    why = f"the server answered {error.code} {error.reason}"
     if error.code in (404, 410):
         remedy = "Check the URL, or pass the path of a file."
-        return FileNotFoundError(network.cannot_fetch(url, said, remedy))
+        return FileNotFoundError(network.cannot_fetch(url, why, remedy))
     if error.code in (401, 403):
         remedy = "Download it with a login, and pass the path of the file."
-        return PermissionError(network.cannot_fetch(url, said, remedy))
-    return ConnectionError(network.cannot_fetch(url, said, "Try again later."))
+        return PermissionError(network.cannot_fetch(url, why, remedy))
+    return ConnectionError(network.cannot_fetch(url, why, "Try again later."))

@@ -117,8 +117,8 @@ def _choose_file(place: Place, files: list[str]) -> list[str]:
         raise _only_pickles(place, [path.name])
     if path.suffix != ".safetensors":
         return [place.inside]
-    beside = [str(path.with_name(name)) for name in SETTINGS]
-    return [*(name for name in beside if name in files), place.inside]
+    settings = [str(path.with_name(name)) for name in SETTINGS]
+    return [*(name for name in settings if name in files), place.inside]
 
 
 def _no_weights(place: Place, folder: str, names: list[str]) -> Exception:
@@ -238,44 +238,40 @@ def _explained(place: Place) -> Iterator[None]:
     """Replaces the client's many errors by few that say what to do."""
     from huggingface_hub import errors
 
-    source = str(place)
+    login = "log in: hf auth login, or HF_TOKEN."
+    page = f"https://huggingface.co/{place.repo}"
+    explanations = (  # a subclass before its class
+        (errors.GatedRepoError, PermissionError, "access is gated",
+         f"Accept its terms at {page}, and {login}"),
+        (errors.RepositoryNotFoundError, FileNotFoundError,
+         f"the Hub has no {place.repo}, or it is private",
+         f"Check the name. For a private one {login}"),
+        (errors.RevisionNotFoundError, FileNotFoundError,
+         f"it has no revision {place.revision!r}",
+         "Pass a branch, a tag or a commit that its page lists."),
+        (errors.EntryNotFoundError, FileNotFoundError, "it does not exist",
+         "Call again: the repository may have changed."),
+        (errors.OfflineModeIsEnabled, ConnectionError, "HF_HUB_OFFLINE was set",
+         "Unset it, and restart Python."),
+    )  # fmt: skip
     try:
         yield
-    except errors.GatedRepoError as error:
-        page = f"https://huggingface.co/{place.repo}"
-        remedy = f"Accept its terms at {page}, and log in: hf auth login, or HF_TOKEN."
-        raise PermissionError(network.cannot_fetch(source, "access is gated", remedy)) from error
-    except errors.RepositoryNotFoundError as error:
-        why = f"the Hub has no {place.repo}, or it is private"
-        remedy = "Check the name. For a private one log in: hf auth login, or HF_TOKEN."
-        raise FileNotFoundError(network.cannot_fetch(source, why, remedy)) from error
-    except errors.RevisionNotFoundError as error:
-        why = f"it has no revision {place.revision!r}"
-        remedy = "Pass a branch, a tag or a commit that its page lists."
-        raise FileNotFoundError(network.cannot_fetch(source, why, remedy)) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise network.unreachable(source, error.__cause__ or error) from error
-    except errors.EntryNotFoundError as error:
-        remedy = "Call again: the repository may have changed."
-        raise FileNotFoundError(
-            network.cannot_fetch(source, "it does not exist", remedy)
-        ) from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        why, remedy = f"the Hub answered {status}", "Try again later."
-        if status in (401, 403):
-            remedy = "Log in with a token that may read it: hf auth login, or HF_TOKEN."
-            raise PermissionError(network.cannot_fetch(source, why, remedy)) from error
-        raise ConnectionError(network.cannot_fetch(source, why, remedy)) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise ConnectionError(
-            network.cannot_fetch(source, "HF_HUB_OFFLINE was set", "Unset it, and restart Python.")
-        ) from error
+    except errors.LocalEntryNotFoundError as error:  # nothing cached, and the Hub cannot be reached
+        raise network.unreachable(str(place), error.__cause__ or error) from error
     except Exception as error:
+        for kind, raised, why, remedy in explanations:
+            if isinstance(error, kind):
+                raise raised(network.cannot_fetch(str(place), why, remedy)) from error
+        if isinstance(error, errors.HfHubHTTPError):
+            status = error.response.status_code
+            denied = status in (401, 403)
+            remedy = f"To use a token that may read it, {login}" if denied else "Try again later."
+            text = network.cannot_fetch(str(place), f"the Hub answered {status}", remedy)
+            raise (PermissionError if denied else ConnectionError)(text) from error
         # The client's HTTP library is httpx or httpx2. Its own checks raise plain OSErrors.
-        broken = type(error) is OSError and "Consistency check failed" in str(error)
-        if broken or type(error).__module__.startswith("httpx"):
-            raise network.unreachable(source, error) from error
+        corrupt = type(error) is OSError and "Consistency check failed" in str(error)
+        if corrupt or type(error).__module__.startswith("httpx"):
+            raise network.unreachable(str(place), error) from error
         raise
 
 

@@ -100,7 +100,7 @@ def test_fetch_repository_refuses_a_pickle_by_name(hub):
         (404, "RepoNotFound", FileNotFoundError, "the Hub has no org/vit"),
         (404, "RevisionNotFound", FileNotFoundError, "no revision 'main'"),
         (403, "GatedRepo", PermissionError, "Accept its terms at https://huggingface.co/org/vit"),
-        (401, "", PermissionError, "Log in"),
+        (401, "", PermissionError, "log in"),
         (500, "", ConnectionError, "answered 500"),
     ],
 )

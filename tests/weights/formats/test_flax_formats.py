@@ -38,7 +38,7 @@ def test_google_logits_equal_reference(tmp_path, kind):
     plain = {k.removeprefix("opt/target/"): v for k, v in params.items()}
     model = assert_same_logits(
         save(tmp_path, params),
-        lambda pictures: flax.google(plain, pictures),
+        lambda batch: flax.google(plain, batch),
         wrong={"norm_epsilon": 0.1},
         **size,
     )

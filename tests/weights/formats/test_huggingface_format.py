@@ -61,18 +61,6 @@ def test_huggingface_names_in_memory_are_read(tmp_path, kind, prefix):
 
 
 @one_backend
-def test_huggingface_epsilon_default_is_1e_12(tmp_path):
-    _, folder = saved(tmp_path, "ViTForImageClassification")
-    assert inspect(folder).config.norm_epsilon == 1e-12
-    # Under another name no config.json is read: the default of the source's code is left.
-    bare = (folder / "model.safetensors").rename(folder / "vit.safetensors")
-    assert inspect(bare, num_heads=5).config.norm_epsilon == 1e-12
-    _, folder = saved(tmp_path / "dino", "Dinov2Model")
-    bare = (folder / "model.safetensors").rename(folder / "vit.safetensors")
-    assert inspect(bare, num_heads=5).config.norm_epsilon == 1e-6
-
-
-@one_backend
 def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
     source, folder = saved(tmp_path, "ViTModel", pooler_output_size=6)
     model = keras_vit.from_pretrained(folder)
@@ -129,11 +117,16 @@ def test_huggingface_defaults_are_those_of_transformers():
 
 
 @one_backend
-def test_huggingface_assumptions_are_reported(tmp_path):
-    _, folder = saved(tmp_path, "ViTModel")
-    assert inspect(folder).assumed == {}
-    bare = (folder / "model.safetensors").rename(folder / "vit.safetensors")
-    assert inspect(bare, num_heads=5).assumed == {"gelu": "exact", "norm_epsilon": 1e-12}
+@pytest.mark.parametrize(
+    ("kind", "epsilon"),
+    [("ViTForImageClassification", 1e-12), ("ViTModel", 1e-12), ("Dinov2Model", 1e-6)],
+)
+def test_huggingface_file_without_config_has_defaults_which_are_reported(tmp_path, kind, epsilon):
+    _, folder = saved(tmp_path, kind)
+    assert inspect(folder).assumed == {} and inspect(folder).config.norm_epsilon == epsilon
+    # Under another name no config.json is read.
+    path = (folder / "model.safetensors").rename(folder / "vit.safetensors")
+    assert inspect(path, num_heads=5).assumed == {"gelu": "exact", "norm_epsilon": epsilon}
 
 
 def test_huggingface_distilled_heads_are_named_and_trunk_loads(tmp_path):
@@ -184,7 +177,7 @@ def test_huggingface_resolution_equals_source(tmp_path, kind, size):
     options = {} if "Dino" in kind else {"interpolate_pos_encoding": True}
     assert_same_logits(
         folder,
-        lambda pictures: torch_logits(source, pictures, **options),
+        lambda batch: torch_logits(source, batch, **options),
         wrong={"interpolation": "google"},
         image_size=size,
     )
@@ -237,9 +230,9 @@ def test_huggingface_round_trip_is_bitwise_and_transformers_loads_it(tmp_path, k
         back, output_loading_info=True
     )
     assert not any(info.values()), info
-    pictures = images(*model.config.input_shape)
+    batch = images(*model.config.input_shape)
     np.testing.assert_allclose(
-        torch_logits(again.eval(), pictures), torch_logits(source, pictures), atol=1e-6
+        torch_logits(again.eval(), batch), torch_logits(source, batch), atol=1e-6
     )
     processor = transformers.AutoImageProcessor.from_pretrained(back)
     assert list(processor.image_mean) == [0.5] * model.config.in_channels

@@ -172,7 +172,7 @@ def test_timm_heads_are_read_from_q_norm(tmp_path):
 def test_timm_distilled_trunk_equals_source(tmp_path):
     from timm.models.deit import VisionTransformerDistilled
 
-    source = sources.randomise(
+    source = sources.randomize(
         VisionTransformerDistilled(
             img_size=24, patch_size=8, embed_dim=20, depth=2, num_heads=5, num_classes=3
         )
@@ -289,9 +289,7 @@ def test_timm_round_trip_is_bitwise_and_timm_loads_it(tmp_path, kind):
     folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
     sources.assert_same_file(folder / "model.safetensors", arrays)
     again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    pictures = images(*model.config.input_shape)
-    np.testing.assert_allclose(
-        torch_logits(again, pictures), torch_logits(source, pictures), atol=1e-6
-    )
+    batch = images(*model.config.input_shape)
+    np.testing.assert_allclose(torch_logits(again, batch), torch_logits(source, batch), atol=1e-6)
     ours = keras_vit.from_pretrained(folder)
     assert ours.config == model.config.replace(layer_scale=ours.config.layer_scale)

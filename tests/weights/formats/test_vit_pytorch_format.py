@@ -53,8 +53,8 @@ def test_vit_pytorch_round_trip_is_bitwise_and_loads_strictly(tmp_path, kind):
     sources.assert_same_file(back, sources.state(source))
     again = sources.vit_pytorch_vit(seed=3, **KINDS[kind])
     again.load_state_dict(load_file(back), strict=True)
-    pictures = images(*model.config.input_shape)
-    np.testing.assert_array_equal(torch_logits(again, pictures), torch_logits(source, pictures))
+    batch = images(*model.config.input_shape)
+    np.testing.assert_array_equal(torch_logits(again, batch), torch_logits(source, batch))
     assert keras_vit.from_pretrained(back).config == model.config
 
 
@@ -130,4 +130,4 @@ def old_vit(pool, patch_norm):
             x = self.transformer(x)
             return self.mlp_head(x.mean(1) if pool == "mean" else x[:, 0])
 
-    return sources.randomise(OldViT())
+    return sources.randomize(OldViT())
