@@ -68,9 +68,7 @@ def _check_arrays(path: Path, config: ViTConfig, found: Collection[tuple[int, ..
     It takes no more time and memory than the file's own header: a config with a million blocks or
     a table of terabytes is refused before a model is built. Extra arrays are allowed.
     """
-    if config.depth > len(found):
-        blocks = f"depth={config.depth}: the file has {len(found)} arrays for that many blocks"
-        raise mismatch(path, [blocks])
+    _check_depth(path, config, found)
     left = Counter(found)
     missing = []
     for name, shape in weight_shapes(config).items():
@@ -144,11 +142,16 @@ def check_keras(path: str | os.PathLike) -> None:
         _check_quantized(path, config, found)
 
 
+def _check_depth(path: Path, config: ViTConfig, found: Collection[tuple[int, ...]]) -> None:
+    """Raises before a loop over all blocks if there are fewer arrays than blocks."""
+    if config.depth > len(found):
+        raise mismatch(path, [f"depth={config.depth}: the file has only {len(found)} arrays"])
+
+
 def _check_quantized(path: Path, config: ViTConfig, found: list[tuple[int, ...]]) -> None:
     """`_check_arrays` of a quantized model, whose shapes differ: int4 packs two into a byte."""
+    _check_depth(path, config, found)
     have = 2 * sum(map(math.prod, found))
-    if config.depth > len(found):
-        raise mismatch(path, [f"depth={config.depth}: the file has {len(found)} arrays"])
     for name, shape in weight_shapes(config).items():
         have -= math.prod(shape)
         if have < 0:

@@ -1,4 +1,4 @@
-"""Absurd numbers in the JSON that stands in or beside a file: refused before anything is built."""
+"""Absurd numbers in the JSON in or beside a file: refused before a model is built."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ BEYOND = {
     "representation_size": 2**35,
     "num_classes": 2**40,
 }
-"""Numbers that no model has: beyond the ceilings of `ViTConfig`."""
+"""Numbers that no model has: beyond the limits of `ViTConfig`."""
 
 WITHIN = {
     "image_size": ({"image_size": 8000}, "position_embedding/table|a table of 7 rows"),
@@ -53,7 +53,7 @@ WITHIN = {
     "representation_size": ({"representation_size": 2**20}, r"pre_logits[./]"),
     "num_classes": ({"num_classes": 2**24}, "head/kernel|num_classes=16777216"),
 }
-"""Numbers that a model may have, and this one does not: fields, and what the error names."""
+"""Numbers that a model may have, but not this one: fields, and what the error names."""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def spoil_keras(saved, folder, fields):
 
 
 def changed_keras(saved, path, change):
-    """The same `.keras` file with the object in its config.json changed."""
+    """The same `.keras` file with another config.json."""
     with zipfile.ZipFile(saved / "m.keras") as old, zipfile.ZipFile(path, "w") as new:
         for member in old.infolist():
             data = old.read(member)
@@ -138,14 +138,14 @@ def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, fie
 @ONE_BACKEND
 @pytest.mark.parametrize("field", WITHIN)
 @pytest.mark.parametrize("kind", OPEN)
-def test_number_that_the_arrays_do_not_bear_out_is_refused(saved, tmp_path, refused, kind, field):
+def test_number_that_the_arrays_contradict_is_refused(saved, tmp_path, refused, kind, field):
     spoil, load = OPEN[kind]
     fields, found = WITHIN[field]
     refused(found, load, spoil(saved, tmp_path, fields))
 
 
 @ONE_BACKEND
-def test_inspect_lists_numbers_that_the_arrays_do_not_bear_out(saved, tmp_path):
+def test_inspect_lists_numbers_that_the_arrays_contradict(saved, tmp_path):
     path = spoil_safetensors(saved, tmp_path, {"depth": 4096, "num_registers": 7})
     found = inspect(path)
     assert found.misshaped == (

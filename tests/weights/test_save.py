@@ -1,4 +1,4 @@
-"""save_pretrained: what a format cannot express is an error, and nothing is left behind."""
+"""save_pretrained: unsupported models are refused, and nothing is left behind."""
 
 import numpy as np
 import pytest

@@ -56,7 +56,7 @@ def read_huggingface(header: Header) -> Reading:
     width, channels, ph, pw = header.shape("embeddings.patch_embeddings.projection.weight", 4)
     stated = huggingface_config.stated_fields(header.config, header.pixels, channels)
     assumed = tuple(sorted(header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)))
-    names = next((n for n in (OLD, NEW, DINO, NEW_DINO) if _spelt(header, n)), OLD)
+    names = next((n for n in (OLD, NEW, DINO, NEW_DINO) if _has_names(header, n)), OLD)
     teacher = header.has(r"(cls|distillation)_classifier\.")
     if teacher:
         header.require_new_head("two class tokens with a head each (DeiT distilled)")
@@ -116,7 +116,7 @@ def _check_pooler(header: Header) -> None:
         )
 
 
-def _spelt(header: Header, names: Mapping[str, Any]) -> bool:
+def _has_names(header: Header, names: Mapping[str, Any]) -> bool:
     block = f"{names['layers']}.0"
     parts = (_qkv(names, "query"), names["mlp"][0], names["norms"][0])
     return all(f"{block}.{part}.weight" in header.shapes for part in parts)

@@ -1,6 +1,7 @@
 """`Layout`: how an array of ours is transposed and reshaped in another library's file."""
 
 import math
+import re
 
 import numpy as np
 
@@ -62,15 +63,5 @@ class Layout:
 
 def _groups(text: str) -> list[list[str]]:
     """The axes that each word or pair of parentheses joins; none for a `1`."""
-    groups: list[list[str]] = []
-    inside = False
-    for word in text.replace("(", " ( ").replace(")", " ) ").split():
-        if word in "()":
-            inside = word == "("
-            if inside:
-                groups.append([])
-        elif inside:
-            groups[-1].append(word)
-        else:
-            groups.append([] if word == "1" else [word])
-    return groups
+    words = re.findall(r"\(.*?\)|\S+", text)
+    return [[] if word == "1" else word.strip("()").split() for word in words]

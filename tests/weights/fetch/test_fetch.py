@@ -1,4 +1,4 @@
-"""Fetching paths and addresses from a server on this machine that also fails in many ways."""
+"""Fetching paths and URLs, from a local server that also fails in many ways."""
 
 import signal
 import subprocess
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_downloads")
 
 
 def test_fetch_returns_what_exists(tmp_path, monkeypatch):
-    file = tmp_path / "vit_b16.augreg_in21k"  # a path goes before a known name
+    file = tmp_path / "vit_b16.augreg_in21k"  # a path takes precedence over a known name
     file.write_bytes(b"x")
     assert fetch_weights(file) == file
     assert fetch_weights(str(tmp_path)) == tmp_path
@@ -150,7 +150,7 @@ def test_fetch_address_keeps_a_part_for_the_next_call(server, tmp_path):
 
 
 def test_fetch_address_takes_a_whole_part(server, tmp_path):
-    """What a process leaves that is killed between the last byte and the final name."""
+    """The file of a process that was killed before the rename."""
     server.files["/a/model.npz"].cut = [20_000, 0]
     with pytest.raises(ConnectionError):
         fetch_weights(f"{server.url}/a/model.npz")
@@ -196,7 +196,7 @@ def test_fetch_address_checks_the_hash(server, tmp_path):
 
 
 def test_fetch_address_of_a_longer_file(server, tmp_path):
-    """HTTP ends where the header says, so only a hash can tell that there was more."""
+    """HTTP ends at the stated length, so only a hash shows that bytes are missing."""
     server.files["/a/model.npz"].length = 40_000
     with pytest.raises(ValueError, match="sha256 must be"):
         fetch_weights(f"{server.url}/a/model.npz#sha256={SHA256}")
@@ -299,10 +299,10 @@ def test_fetch_address_into_a_file(server, tmp_path):
 
 
 def test_fetch_address_killed_goes_on(server, tmp_path):
-    """SIGKILL in the middle of a transfer: nothing under the final name, and no byte twice."""
+    """SIGKILL during a download: nothing under the final name, and no byte is sent twice."""
     server.files["/a/model.npz"].pause, server.files["/a/model.npz"].piece = 0.02, 1000
     url = f"{server.url}/a/model.npz"
-    # The package alone: importing Keras would take longer than the test.
+    # Only the subpackage: importing Keras would take longer than the test.
     code = (
         "import sys, types; sys.modules['keras_vit'] = p = types.ModuleType('keras_vit'); "
         f"p.__path__ = [{str(ROOT / 'keras_vit')!r}]; "

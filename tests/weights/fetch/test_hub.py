@@ -1,4 +1,4 @@
-"""Fetching from the Hub with its real client; the Hub is on this machine, and fails too."""
+"""Fetching with the real Hub client, from a local Hub that also fails."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_fetch_repository_changed_in_between(hub):
 
 
 def test_fetch_repository_checks_the_hash(hub, tmp_path):
-    """The same size, other bytes: huggingface_hub takes them, we do not."""
+    """The same size, other bytes: huggingface_hub accepts them, we do not."""
     hub.put("org/vit", REPO)
     hub.files["/cdn/org/vit/model.safetensors"].data = DATA[::-1]
     with pytest.raises(ValueError, match=f"sha256 must be {SHA256}.*deleted"):
@@ -214,7 +214,7 @@ def test_fetch_repository_offline(hub, monkeypatch, caplog):
 
 
 def test_fetch_repository_reads_the_environment(hub, tmp_path):
-    """HF_ENDPOINT and HF_HOME, as a user sets them, in a process of its own."""
+    """HF_ENDPOINT and HF_HOME from the environment, in a separate process."""
     hub.put("org/vit", REPO)
     code = (
         "import sys, types; sys.modules['keras_vit'] = p = types.ModuleType('keras_vit'); "

@@ -17,11 +17,11 @@ from keras_vit.weights.plan import make_plan
 pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore:Mapping deprec")]
 
 SMALL = ({"depth": 2, "embed_dim": 64, "num_heads": 4}, {"depth": 2}, {})
-"""How an architecture is made small: as far as it lets itself be."""
+"""Arguments that make an architecture small; some accept only the later ones."""
 
 
 def test_table_is_what_timm_says():
-    """If timm has changed, write the table again: derive_architectures.py says how."""
+    """If timm has changed, regenerate the table: see derive_architectures.py."""
     derived = {name: derive_architectures.derive(name, f) for name, f in architectures().items()}
     for row in derived.values():
         del row["architecture"]
@@ -89,7 +89,7 @@ def padded_logits(module, batch):
 
 @pytest.mark.timeout(3600)
 def test_architectures_load_exactly_or_are_refused(tmp_path, record_property):
-    """With config.json, and as a bare file whose caller says what arrays do not show."""
+    """With config.json, and as a file alone whose caller passes what arrays do not show."""
     from timm.models._hub import save_for_hf
 
     found = {}

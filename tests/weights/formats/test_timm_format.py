@@ -32,7 +32,7 @@ KINDS = {
     "no head": {"num_classes": 0},
     "one channel": {"in_chans": 1},
 }
-# What a state dict on its own does not say.
+# What a state dict alone does not state.
 UNSTATED = {
     "not square": {"image_size": (24, 16)},
     "no positions": {"image_size": 24, "position_embedding": "none"},

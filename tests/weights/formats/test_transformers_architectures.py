@@ -1,4 +1,4 @@
-"""Every image model of transformers that cuts patches: loaded exactly, or refused."""
+"""Every image model of transformers with patches: loaded exactly, or refused."""
 
 import functools
 import importlib
@@ -34,7 +34,7 @@ ALWAYS = ("num_labels", "attn_implementation")
 
 
 def classes():
-    """Every class of transformers with weights whose module speaks of patches."""
+    """Every model class of transformers whose module mentions patches."""
     import transformers.models
     from transformers import PreTrainedModel
 
@@ -55,14 +55,14 @@ def classes():
 
 
 def tiny(kind):
-    """A random model of the class in the size of `TINY`, or None where it has no such size."""
+    """A random model of the class in the size of `TINY`, or None if it cannot have that size."""
     try:
         default = kind.config_class()
         fields = {k: v for k, v in TINY.items() if k in ALWAYS or k in default.to_dict()}
         if not {"patch_size", "hidden_size"} <= fields.keys():
             return None
         module = kind(kind.config_class(**fields))
-    except Exception:  # transformers says in many ways that a size does not fit
+    except Exception:  # transformers raises many errors for an unsupported size
         return None
     if not 0 < sum(parameter.numel() for parameter in module.parameters()) < 2e7:
         return None
@@ -70,7 +70,7 @@ def tiny(kind):
 
 
 def answer(module, batch):
-    """What the model says of an image: logits, pooled features, or its last class token."""
+    """The model's output: logits, pooled features, or the last class token."""
     import torch
 
     pixels = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
