@@ -115,10 +115,12 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     if fields["layer_scale"] is None:
         stated.pop("layer_scale", None)
     style = {"names": names, "fold": fold}
-    fits = {k: v for k, v in stated.items() if not isinstance(v, tuple) or len(v) == channels}
+    for name in ("pixel_mean", "pixel_std"):
+        if isinstance(stated.get(name), tuple) and len(stated[name]) != channels:
+            del stated[name]
     if averaged:
         assumed -= {"pooling"}
-    return Reading(fields | fits, style, pooled or names is DISTILLED, tuple(sorted(assumed)))
+    return Reading(fields | stated, style, pooled or names is DISTILLED, tuple(sorted(assumed)))
 
 
 def _table(header, rows, patch, token, registers, stated):

@@ -72,13 +72,14 @@ def test_timm_config_json_brings_pixels_and_labels(tmp_path):
         "crop_pct": 0.9,
         "input_size": [3, 24, 24],
     }
-    config = {"pretrained_cfg": cfg, "label_names": ["a", "b", "c"], "global_pool": "token"}
-    arrays = sources.state(sources.timm_vit())
+    names = ["a", "b", "c", "d"]  # not as many as there are channels
+    config = {"pretrained_cfg": cfg, "label_names": names, "global_pool": "token"}
+    arrays = sources.state(sources.timm_vit(num_classes=4))
     folder = sources.save(tmp_path / "folder", arrays, config)
     found = inspect(folder, num_heads=5).config
     assert found.pixel_mean == (0.1, 0.2, 0.3) and found.pixel_std == 0.5
     assert (found.resize_method, found.crop_fraction) == ("bicubic", 0.9)
-    assert found.labels == ("a", "b", "c")
+    assert found.labels == ("a", "b", "c", "d")
     assert inspect(folder, num_heads=5, num_classes=2).config.labels is None
 
 
