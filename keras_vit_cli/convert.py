@@ -47,10 +47,10 @@ def convert(
     _check_target(target, to, overwrite)
     check_source("source", source)
     library = load_library()
+    from keras_vit.atomic import atomic_path
     from keras_vit.paths import check_above
     from keras_vit.runtime.keras_model import load_keras
     from keras_vit.weights import fetch
-    from keras_vit.weights.files.arrays import atomic_path
 
     check_above("target", target)
     path = fetch.fetch_weights(source)

@@ -18,6 +18,7 @@ PROGRAMS = sorted((ROOT / "training").rglob("*.py"))
 # Part of the package: the parts of the package it may import.
 ARROWS = {
     "paths": set(),
+    "atomic": {"paths"},
     "deferred": set(),
     "resample": set(),
     "config": {"resample"},
@@ -26,12 +27,12 @@ ARROWS = {
     "variants": {"config", "model", "weights"},
     "preprocessing": {"config"},
     "weights": {
-        *("config", "deferred", "model", "paths", "preprocessing", "resample", "variants"),
-        "weights",
+        *("atomic", "config", "deferred", "model", "paths", "preprocessing", "resample"),
+        *("variants", "weights"),
     },
     "runs": set(),
     "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
-    "export": {"config", "export", "model", "paths", "preprocessing", "runtime"},
+    "export": {"atomic", "config", "export", "model", "paths", "preprocessing", "runtime"},
     "images": {"preprocessing"},
     "explain": {"config", "explain", "images", "model", "paths", "preprocessing"},
 }

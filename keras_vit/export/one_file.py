@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from keras_vit.atomic import flush_folder
 from keras_vit.paths import as_path, check_above
 
 
@@ -52,14 +53,3 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
                 folder.rmdir()
         raise
     flush_folder(target.parent)
-
-
-def flush_folder(path: Path) -> None:
-    """Waits until the entries of a folder are on the disk."""
-    if os.name == "nt":
-        return  # a folder cannot be opened there
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

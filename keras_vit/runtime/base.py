@@ -11,7 +11,7 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import MAKE, check_normalized, model_input
 from keras_vit.weights.files.rules import refusal
-from keras_vit.weights.stated import vit_config
+from keras_vit.weights.json_rules import parse_config
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 IMAGES = ("float32", "uint8")
@@ -124,7 +124,7 @@ def stated(path: str | os.PathLike, record: Mapping[str, Any]) -> dict[str, Any]
         path: The export, for errors.
         record: What it states: `config`, `labels`, `activation` and `images`.
     """
-    config, labels = vit_config(path, record.get("config")), record.get("labels")
+    config, labels = parse_config(path, record.get("config")), record.get("labels")
     if labels is not None:
         names = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
         if not names or len(labels) != config.num_classes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.model import ViT
 from keras_vit.runtime.base import Runtime
-from keras_vit.weights.keras_file import check_keras
+from keras_vit.weights.keras_files import check_keras
 
 if TYPE_CHECKING:
     from keras_vit.weights.load import Checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.runtime.base import Runtime, check_input, check_threads, stated
-from keras_vit.weights.files.safetensors import parse_object
+from keras_vit.weights.files.rules import parse_object
 
 RECORD = "keras_vit"
 """The metadata that says what the file is, as JSON."""

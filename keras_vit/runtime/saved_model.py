@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.runtime.base import Runtime, check_input, stated
 from keras_vit.weights.files.rules import refusal
-from keras_vit.weights.own import read_json
+from keras_vit.weights.json_rules import read_json
 
 MANIFEST = "MANIFEST.json"
 

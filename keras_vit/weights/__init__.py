@@ -1,1 +1,1 @@
-"""Weights that others wrote: reading, recognising, converting, fetching and writing them."""
+"""Checkpoints of any library: fetched, recognized, read, converted, written."""

@@ -1,4 +1,4 @@
-"""Loading: any public checkpoint as a `ViT` with the logits of the checkpoint's own code."""
+"""`from_pretrained` and `inspect`: any checkpoint as a `ViT` with its own library's logits."""
 
 import dataclasses
 import logging
@@ -16,13 +16,17 @@ from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
 from keras_vit.model import ViT, weight_shapes
 from keras_vit.paths import as_path, is_path
-from keras_vit.weights import adapt, own, stated
-from keras_vit.weights.files import arrays
-from keras_vit.weights.files.rules import Refused, mismatch
-from keras_vit.weights.files.safetensors import parse_object
+from keras_vit.weights import adapt, keras_files
+from keras_vit.weights.files.arrays import Arrays, non_finite, open_arrays
+from keras_vit.weights.files.rules import Refused, mismatch, parse_object
 from keras_vit.weights.formats import recognize
-from keras_vit.weights.formats.table import Derived, Pair
-from keras_vit.weights.own import CONFIG, METADATA, read_json
+from keras_vit.weights.json_rules import (
+    CONFIG,
+    METADATA,
+    check_fields,
+    parse_config,
+    read_json,
+)
 from keras_vit.weights.plan import Plan, make_plan
 
 LOG = logging.getLogger("keras_vit")
@@ -31,23 +35,23 @@ PIXELS = "preprocessor_config.json"
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """What a weight file is, from its headers alone."""
+    """A description of a weight file, from its headers alone."""
 
     format: str
-    """Whose names its arrays have."""
+    """The library whose names its arrays have."""
     config: ViTConfig
-    """The model that `from_pretrained` makes of it."""
+    """The config of the model that `from_pretrained` returns."""
     num_arrays: int
     nbytes: int
     """Bytes of all arrays."""
     parameters: int
-    """Numbers in the model."""
+    """Parameters of the model."""
     loaded: tuple[str, ...]
     """Names of the arrays that the model reads."""
     dropped: Mapping[str, str]
-    """Names of those it leaves out on purpose, and why."""
+    """Names of the arrays that it does not need, and why."""
     assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of the config that the checkpoint does not state, as they were assumed."""
+    """Assumed values of fields that the checkpoint does not state."""
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     misshaped: tuple[str, ...] = ()
@@ -64,21 +68,21 @@ def from_pretrained(
     name: str | None = None,
     **config_fields: Any,
 ) -> ViT:
-    """A `ViT` with the weights, the numerics and the pixel contract of a checkpoint.
+    """A `ViT` with the weights, the numerics and the pixel range of a checkpoint.
 
     Args:
         source: A file or folder, "hf://org/name[@revision][/file]", "https://..." or a name that
             `keras-vit models` lists.
-        num_classes: None keeps the checkpoint's head; 0 leaves it out; another number than its own
-            makes a new one of zeros.
-        image_size: An int or (height, width); the position table is resampled by the source's own
+        num_classes: None keeps the checkpoint's head, 0 removes it, and another number than its own
+            creates a new one, initialized with zeros.
+        image_size: An int or (height, width). The position table is resampled by the source's own
             rule. None keeps the checkpoint's.
-        in_channels: Channels of the images; the patch kernel is added up or repeated.
+        in_channels: Channels of the images. The patch kernel is summed or repeated.
         interpolation: A name in `keras_vit.resample.PRESETS` instead of the source's own rule.
         dtype: dtype policy of the model.
         name: Name of the model.
-        **config_fields: Fields of `ViTConfig`: what the file does not state (`num_heads`), and what
-            the model shall have (`drop_path`, `pooling`).
+        **config_fields: Fields of `ViTConfig`: those that the file does not state (`num_heads`),
+            and those that the model should have (`drop_path`, `pooling`).
 
     Returns:
         A `ViT`.
@@ -87,25 +91,25 @@ def from_pretrained(
 
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", num_classes=10, image_size=384)
     """
-    asked = {
+    requested = {
         "num_classes": num_classes,
         "image_size": image_size,
         "in_channels": in_channels,
         "interpolation": interpolation,
     }
-    given = config_fields | {k: v for k, v in asked.items() if v is not None}
+    given = config_fields | {k: v for k, v in requested.items() if v is not None}
     path = _fetch(source)
     model_fields = {"name": name or "vit", "dtype": dtype}
-    if (weights := own.weights_h5(path)) is not None:
-        return own.load(weights, given, model_fields)
-    with arrays.open_arrays(path) as file:
+    if (weights := keras_files.find_weights_h5(path)) is not None:
+        return keras_files.load_weights_h5(weights, given, model_fields)
+    with open_arrays(path) as file:
         plan = _plan(file, path, given)
         differences = plan.differences()
         if differences:
-            # The well-shaped arrays are looked at too, so that one message says it all.
-            raise mismatch(file.path, differences + _non_finite(file, plan))
+            # The other arrays are checked for NaN, so that one error lists everything.
+            raise mismatch(file.path, differences + _non_finite(file, plan, sorted(plan.loaded)))
         model = _filled(file, plan, model_fields)
-    _report(path, plan)
+    _log(path, plan)
     return model
 
 
@@ -117,12 +121,12 @@ def from_variant(
     num_classes: int | None = None,
     **fields: Any,
 ) -> ViT:
-    """`from_pretrained` for a factory such as `vit_b16(weights=...)`: of that size, or an error.
+    """`from_pretrained` for a factory such as `vit_b16(weights=...)`, which fixes the size.
 
     Args:
         variant: The factory's name.
         size: Fields that the checkpoint must have.
-        weights: A known name with or without the variant in front, or any source.
+        weights: A known name, with or without the variant as its prefix, or any source.
         num_classes: As for `from_pretrained`.
         **fields: As for `from_pretrained`.
     """
@@ -132,7 +136,7 @@ def from_variant(
     if not path.exists() and known.find(f"{variant}.{weights}"):
         weights = f"{variant}.{weights}"
     path = _fetch(weights)
-    sizes = size if own.weights_h5(path) is not None else {}  # which states none of its own
+    sizes = size if keras_files.find_weights_h5(path) is not None else {}  # it may state no size
     model = from_pretrained(path, num_classes=num_classes, **{**sizes, **fields})
     wrong = [
         f"{name}={getattr(model.config, name)}"
@@ -152,7 +156,7 @@ def _pair(name: str, value: Any) -> Any:
 
 
 def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
-    """What a weight file or folder is, without reading an array.
+    """Describes a weight file or folder without reading an array.
 
     Args:
         path: A file or folder.
@@ -164,8 +168,8 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
     (224, 224)
     """
     path = as_path("path", path)
-    if (weights := own.weights_h5(path)) is not None:
-        config, shapes = own.read(weights, config_fields)
+    if (weights := keras_files.find_weights_h5(path)) is not None:
+        config, shapes = keras_files.read_weights_h5(weights, config_fields)
         return Checkpoint(
             format="keras",
             config=config,
@@ -175,7 +179,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
             loaded=tuple(shapes),
             dropped={},
         )
-    with arrays.open_arrays(path) as file:
+    with open_arrays(path) as file:
         plan = _plan(file, path, config_fields)
         return Checkpoint(
             format=plan.format.name,
@@ -192,35 +196,34 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
         )
 
 
-# -- the parts
-
-
 def _fetch(source: str | os.PathLike) -> Path:
     if is_path(source) and Path(source).exists():
         return Path(source)
-    from keras_vit.weights import fetch  # a network client, which a local file does not need
+    from keras_vit.weights import fetch  # it imports a network client
 
     return Path(fetch.fetch_weights(source))
 
 
-def _plan(file: arrays.Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
+def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
     fields = {}
     if METADATA in file.metadata:
         fields = parse_object(file.path, file.metadata[METADATA].encode())
-        stated.vit_config(file.path, fields)
-    beside = _json_beside(file, path)
-    config, pixels = (beside.get(name, {}) for name in (CONFIG, PIXELS))
-    recognize(file.shapes, config)  # first: beside another kind of model the JSON states others
-    for name, content in beside.items():
-        stated.check(file.path.parent / name, content)
+        parse_config(file.path, fields)
+    json_files = _json_files(file, path)
+    config, pixels = (json_files.get(name, {}) for name in (CONFIG, PIXELS))
+    format, prefix = recognize(file.shapes, config)  # first: only formats have rules for JSON
+    for name, content in json_files.items():
+        check_fields(file.path.parent / name, content)
     try:
-        return make_plan(file.shapes, given, config=config, pixels=pixels, stated=fields)
+        return make_plan(
+            format, prefix, file.shapes, given, config=config, pixels=pixels, stated=fields
+        )
     except ValueError as error:
         raise Refused(f"{error}, in {str(file.path)!r}") from error
 
 
-def _json_beside(file: arrays.Arrays, path: Path) -> dict[str, dict]:
-    """The JSON files that belong to the weights: those of their folder, where it is theirs."""
+def _json_files(file: Arrays, path: Path) -> dict[str, dict]:
+    """The JSON files of a model's folder. Beside a file of another name they may be another's."""
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
         return {}
     return {name: read_json(file.path.parent / name) for name in (CONFIG, PIXELS)}
@@ -230,33 +233,27 @@ def _parameters(config: ViTConfig) -> int:
     return sum(math.prod(shape) for shape in weight_shapes(config).values())
 
 
-def _values(file: arrays.Arrays, plan: Plan) -> Iterator[tuple[list[tuple[str, np.ndarray]], list]]:
-    """Our weights as the checkpoint has them, row by row, and what is not finite in each."""
+def _values(file: Arrays, plan: Plan) -> Iterator[tuple[list[tuple[str, np.ndarray]], list]]:
+    """Our weights in the checkpoint's config, row by row, and a line per array with NaN or Inf."""
     for row in plan.rows:
-        if isinstance(row, Pair):
-            array = _read(file, plan, row.source)
-            bad = arrays.non_finite(plan.names[row.source], array)
-            yield list(row.read(array, plan.shapes)), [bad] if bad else []
-        elif isinstance(row, Derived):
-            parts = {name: _read(file, plan, name) for name in row.sources}
-            bad = [arrays.non_finite(plan.names[name], part) for name, part in parts.items()]
-            value = row.compute(*parts.values()).reshape(plan.shapes[row.ours])
-            yield [(row.ours, value)], [line for line in bad if line]
+        parts = {name: _read(file, plan, name) for name in row.source_shapes(plan.shapes)}
+        lines = (non_finite(plan.names[name], part) for name, part in parts.items())
+        yield list(row.to_ours(parts, plan.shapes)), [line for line in lines if line]
 
 
-def _read(file: arrays.Arrays, plan: Plan, name: str) -> np.ndarray:
+def _read(file: Arrays, plan: Plan, name: str) -> np.ndarray:
     return file[plan.names[name]].astype(np.float32, copy=False)
 
 
-def _filled(file: arrays.Arrays, plan: Plan, model_fields: Mapping[str, Any]) -> ViT:
-    """The planned model with the file's values; one error lists all that are not finite."""
+def _filled(file: Arrays, plan: Plan, model_fields: Mapping[str, Any]) -> ViT:
+    """The planned model with the file's values. One error lists all arrays with NaN or Inf."""
     with deferred() as weights:
         model = ViT(plan.target, **model_fields)
     variables = {weight.path: weight for weight in model.weights}
     wrong: list[str] = []
     rows = _values(file, plan)
-    if keras.backend.backend() == "tensorflow":  # it copies twice what the others take over
-        rows = _ahead(rows)
+    if keras.backend.backend() == "tensorflow":  # it copies twice, the others use the array
+        rows = _prefetched(rows)
     for values, bad in rows:
         wrong += [line for line in bad if line not in wrong]
         for path, value in values if not wrong else ():
@@ -268,29 +265,29 @@ def _filled(file: arrays.Arrays, plan: Plan, model_fields: Mapping[str, Any]) ->
     return model
 
 
-def _ahead(items: Iterator[Any]) -> Iterator[Any]:
-    """The same items, the next one being read while one is in use."""
+def _prefetched(items: Iterator[Any]) -> Iterator[Any]:
+    """The same items. A thread reads the next one while one is in use."""
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
+        future = thread.submit(next, items, None)
+        while (item := future.result()) is not None:
+            future = thread.submit(next, items, None)
             yield item
 
 
-def _non_finite(file: arrays.Arrays, plan: Plan) -> list[str]:
-    lines = (arrays.non_finite(plan.names[n], _read(file, plan, n)) for n in sorted(plan.loaded))
+def _non_finite(file: Arrays, plan: Plan, names: list[str]) -> list[str]:
+    lines = (non_finite(plan.names[name], _read(file, plan, name)) for name in names)
     return [line for line in lines if line]
 
 
-def _report(path: Path, plan: Plan) -> None:
+def _log(path: Path, plan: Plan) -> None:
     LOG.info("Loaded %d arrays of %s weights: %s", len(plan.loaded), plan.format.name, path)
     for name, reason in plan.dropped.items():
         LOG.info("Not loaded: %s (%s)", name, reason)
     if plan.assumed:
         LOG.warning(
-            "%s does not state %s. Assumed: %s. Pass what differs to from_pretrained",
+            "%s does not state %s. Assumed: %s. If a value is wrong, pass the right one",
             path,
             " and ".join(plan.assumed),
             ", ".join(f"{name}={value!r}" for name, value in plan.assumed.items()),
         )
-    adapt.report(plan.source, plan.target, plan.new_head)
+    adapt.log_changes(plan.source, plan.target, plan.new_head)

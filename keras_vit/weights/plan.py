@@ -1,4 +1,4 @@
-"""What will become of every array of a checkpoint, settled before one of them is read."""
+"""`make_plan`: decides what becomes of every array of a checkpoint before one is read."""
 
 import dataclasses
 import re
@@ -8,61 +8,53 @@ from typing import Any
 from keras_vit.config import ViTConfig
 from keras_vit.model import weight_shapes
 from keras_vit.weights import adapt
-from keras_vit.weights.formats import recognize
-from keras_vit.weights.formats.table import (
-    Derived,
-    Empty,
-    Format,
-    Header,
-    Pair,
-    Reading,
-    Row,
-    Shape,
-)
+from keras_vit.weights.formats.table import Format, Header, Reading, Row, Shape
 
-# What a caller may put right about the checkpoint, because arrays do not show it. All else that is
-# given describes the model to make of it.
+# Fields of the checkpoint that a caller may correct, because arrays do not show them. All other
+# fields describe the requested model.
 ABOUT_SOURCE = ("num_heads", "head_dim", "norm_epsilon", "gelu", "block_norm", "patch_size")
 
-# Fields that the arrays show. What a file of ours states of them is compared with the arrays first
-# of all: nothing may be looped over or made by a number that no array bears out.
+# Fields that the arrays show. Those that a file of ours states are compared with the arrays first:
+# no loop and no allocation may depend on a number that the arrays contradict.
 SHOWN = ("width", "depth", "mlp_dim", "num_registers", "num_classes")
 
 
 @dataclasses.dataclass
 class Plan:
-    """Which arrays are read into which weights, and what was said of all others."""
+    """Which arrays are read into which weights, and why the others are not."""
 
     format: Format
     source: ViTConfig
-    """The config the checkpoint was made with."""
+    """The checkpoint's config."""
     target: ViTConfig
-    """The config of the model to make."""
+    """The requested model's config."""
     shapes: Mapping[str, Shape]
-    """Our weights as the checkpoint has them."""
+    """Shapes of our weights in the checkpoint's config."""
     names: dict[str, str]
     """Names in the file by name in the table."""
     rows: list[Row] = dataclasses.field(default_factory=list)
-    """What is read."""
+    """The rows that are read."""
     loaded: set[str] = dataclasses.field(default_factory=set)
-    """Names in the table of arrays that are read."""
+    """Arrays that are read, by their names in the table."""
     dropped: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Names in the file of arrays that are left out on purpose, and why."""
+    """Arrays that are not needed, by their names in the file, and why."""
     new_head: bool = False
     """Whether the head is new."""
     assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of the config that nothing in the checkpoint states, as they were assumed."""
+    """Assumed values of fields that nothing in the checkpoint states."""
     missing: list[str] = dataclasses.field(default_factory=list)
     extra: list[str] = dataclasses.field(default_factory=list)
     misshaped: list[str] = dataclasses.field(default_factory=list)
 
     def differences(self) -> list[str]:
-        """Everything that keeps the checkpoint from being loaded, a line each."""
+        """Why the checkpoint cannot be loaded, one line per array."""
         missing = [f"missing: {name!r}" for name in self.missing]
         return missing + [f"extra: {name!r}" for name in self.extra] + self.misshaped
 
 
 def make_plan(
+    format: Format,
+    prefix: str,
     shapes: Mapping[str, tuple[int, ...]],
     given: Mapping[str, Any],
     *,
@@ -73,13 +65,14 @@ def make_plan(
     """The plan for a file of arrays with these shapes.
 
     Args:
-        shapes: Shapes by name, as the file has them.
-        given: Fields of a `ViTConfig` as the caller gave them.
-        config: Its `config.json`, or nothing.
-        pixels: Its `preprocessor_config.json`, or nothing.
-        stated: The `ViTConfig` that a file of ours states, or nothing.
+        format: The file's format.
+        prefix: The prefix of its names.
+        shapes: Shapes by name, as in the file.
+        given: Fields of a `ViTConfig` that the caller passed.
+        config: Its `config.json`, or an empty object.
+        pixels: Its `preprocessor_config.json`, or an empty object.
+        stated: The `ViTConfig` that a file of ours states, or an empty object.
     """
-    format, prefix = recognize(shapes, config)
     names: dict[str, str] = {}
     for name in shapes:
         short = name.removeprefix(prefix)
@@ -88,8 +81,8 @@ def make_plan(
     if "image_size" in stated:
         hints["image_size"] = stated["image_size"]
     header = Header({short: shapes[name] for short, name in names.items()}, config, pixels, hints)
-    _refuse(format, header)
-    reading = format.read(header)
+    _refuse_other_models(format, header)
+    reading = format.read_config(header)
     about = {k: v for k, v in given.items() if k in ABOUT_SOURCE}
     shown = {name: reading.fields.get(name, getattr(ViTConfig, name)) for name in SHOWN}
     wrong = [name for name in SHOWN if name in stated and stated[name] != shown[name]]
@@ -99,20 +92,20 @@ def make_plan(
     plan = Plan(format, source, target, weight_shapes(source), names, new_head=new_head)
     plan.assumed = {name: getattr(source, name) for name in reading.assumed}
     plan.misshaped += [
-        f"other number: {name}={stated[name]!r} is stated, and the arrays show {shown[name]}"
+        f"wrong number: {name}={stated[name]!r} is stated, but the arrays show {shown[name]}"
         for name in wrong
     ]
-    _settle(plan, header, format.pairs(source, **reading.style))
+    _assign(plan, header, format.rows(source, **reading.style))
     return plan
 
 
-def _refuse(format: Format, header: Header) -> None:
+def _refuse_other_models(format: Format, header: Header) -> None:
     for pattern, what in format.refused.items():
         if header.has(pattern):
             name = next(name for name in header.shapes if re.match(pattern, name))
             raise ValueError(
-                f"source must be a plain ViT; this {format.name} checkpoint has {what}, which ViT "
-                f"has not. Received: an array {name!r}"
+                f"source must be a plain ViT. This {format.name} checkpoint has {what}, which ViT "
+                f"does not have. Received: an array {name!r}"
             )
 
 
@@ -124,61 +117,51 @@ def _source(reading: Reading, about: Mapping[str, Any]) -> ViTConfig:
     return ViTConfig.from_dict(fields)
 
 
-def _settle(plan: Plan, header: Header, rows: Iterable[Row]) -> None:
-    """Gives every array of the file, and every weight of the model, its place in the plan."""
+def _assign(plan: Plan, header: Header, rows: Iterable[Row]) -> None:
+    """Assigns arrays of the file to weights of the model, and notes every array that is left."""
     wanted = weight_shapes(plan.target)
     if plan.new_head:
         wanted = {path: shape for path, shape in wanted.items() if path not in adapt.HEAD}
     seen: set[str] = set()
     made: set[str] = set()
     for row in rows:
-        expected = _expected(row, plan.shapes)
-        paths = _paths(row)
-        if paths and not any(path in wanted for path in paths):
+        expected = row.source_shapes(plan.shapes)
+        if row.paths and not any(path in wanted for path in row.paths):
             for name in expected:
                 if name in header.shapes:
-                    _leave_out(plan, name, paths[0])
+                    _leave_out(plan, name, row.paths[0])
                     seen.add(name)
             continue
-        made.update(paths)
+        made.update(row.paths)
         plan.rows.append(row)
         for name, shape in expected.items():
             if name not in header.shapes:
                 plan.missing += [name] if name not in plan.missing else []
             elif header.shapes[name] != shape and name not in seen:
                 plan.misshaped.append(
-                    f"other shape: {plan.names[name]!r} {header.shapes[name]}, expected {shape}"
+                    f"wrong shape: {plan.names[name]!r} {header.shapes[name]}, expected {shape}"
                 )
             else:
                 plan.loaded.add(name)
             seen.add(name)
     _compare(plan, wanted, made)
-    for name in header.shapes:
-        if name not in seen:
-            _explain(plan, name)
-
-
-def _expected(row: Row, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[int, ...]]:
-    if isinstance(row, Pair):
-        return {row.source: row.source_shape(shapes)}
-    return row.sources if isinstance(row, Derived) else {row.source: row.shape}
-
-
-def _paths(row: Row) -> tuple[str, ...]:
-    if isinstance(row, Empty):
-        return ()
-    return row.ours if isinstance(row, Pair) else (row.ours,)
+    for name in sorted(header.shapes.keys() - seen):
+        reasons = (why for pattern, why in plan.format.dropped.items() if re.match(pattern, name))
+        if reason := next(reasons, None):
+            plan.dropped[plan.names[name]] = reason
+        else:
+            plan.extra.append(plan.names[name])
 
 
 def _leave_out(plan: Plan, name: str, path: str) -> None:
-    """An array whose weight the model does not have: named, or not expected."""
+    """Notes why the requested model does not have the weight of an array."""
     target = plan.target
     reasons = {
         "head": f"replaced by a new head of {target.num_classes} classes"
         if target.num_classes
-        else "the head, which num_classes=0 leaves out",
+        else "no head: num_classes=0",
         "pre_logits": f"replaced: representation_size={target.representation_size}",
-        "encoder_norm": f"left out: final_norm={target.final_norm!r}",
+        "encoder_norm": f"not used: final_norm={target.final_norm!r}",
     }
     reason = reasons.get(path.split("/")[0])
     if reason is None:
@@ -188,27 +171,17 @@ def _leave_out(plan: Plan, name: str, path: str) -> None:
 
 
 def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
-    """Weights that no array fills, or that the given fields make another shape of."""
-    free = {adapt.PATCHES, adapt.TABLE}
+    """Notes weights without an array, and weights whose shape the passed fields change."""
     plan.missing += [f"(for {path})" for path in wanted if path not in made]
     for path in made & wanted.keys():
-        own, asked = plan.shapes[path], wanted[path]
-        if own != asked and path not in free:
-            plan.misshaped.append(f"other shape: {path} is {own}, but {asked} was asked for")
-    own, asked = plan.shapes[adapt.PATCHES], wanted[adapt.PATCHES]
-    if own[:2] + own[3:] != asked[:2] + asked[3:]:
-        plan.misshaped.append(f"other shape: {adapt.PATCHES} is {own}, but {asked} was asked for")
+        saved, new = plan.shapes[path], wanted[path]
+        if path == adapt.PATCHES:  # its channels may differ
+            saved = (*saved[:2], new[2], saved[3])
+        if saved != new and path != adapt.TABLE:
+            plan.misshaped.append(f"wrong shape: {path} is {saved}, but {new} was requested")
     if adapt.TABLE in made & wanted.keys():
         rows, new_rows = plan.source.class_row, plan.target.class_row
         if rows != new_rows or plan.source.width != plan.target.width:
             plan.misshaped.append(
-                f"other shape: {adapt.TABLE} has a class row: {rows}, asked for: {new_rows}"
+                f"wrong shape: {adapt.TABLE} has a class row: {rows}, requested: {new_rows}"
             )
-
-
-def _explain(plan: Plan, name: str) -> None:
-    for pattern, reason in plan.format.dropped.items():
-        if re.match(pattern, name):
-            plan.dropped[plan.names[name]] = reason
-            return
-    plan.extra.append(plan.names[name])

@@ -1,20 +1,20 @@
-"""Saving: a `ViT` as a checkpoint that its source's own code loads strictly."""
+"""`save_pretrained`: writes a `ViT` as a checkpoint that another library loads strictly."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from keras_vit.config import ViTConfig
+from keras_vit.atomic import atomic_path
 from keras_vit.model import ViT
 from keras_vit.paths import as_path
-from keras_vit.weights import own
-from keras_vit.weights.files import arrays
-from keras_vit.weights.formats import FORMATS, WRITTEN
-from keras_vit.weights.formats.table import Derived, Format, Pair
+from keras_vit.weights import json_rules
+from keras_vit.weights.files.writers import write_npz, write_safetensors
+from keras_vit.weights.formats import FORMATS, WRITABLE
+from keras_vit.weights.formats.table import Derived, Format
 
 WEIGHTS = "model.safetensors"
 
@@ -22,14 +22,14 @@ WEIGHTS = "model.safetensors"
 def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -> Path:
     """Writes a model's weights for another library.
 
-    "timm" and "huggingface" are folders with `config.json` and `model.safetensors`; "google" and
+    "timm" and "huggingface" are folders with `config.json` and `model.safetensors`. "google" and
     "big_vision" are one .npz, "torchvision" and "vit_pytorch" one .safetensors file. Weights are
-    written in float32. `trainable` flags are not, as in Keras' `.weights.h5`; `model.save` keeps
-    them. What the format's own code cannot compute is an error, and nothing is written.
+    written in float32, without their `trainable` flags, which `model.save` keeps. A model that the
+    other library cannot compute is an error, and nothing is written.
 
     Args:
-        model: A `ViT` without LoRA and quantisation.
-        path: A folder, or a file where the name ends in .npz or .safetensors.
+        model: A `ViT` without LoRA and quantization.
+        path: A folder, or a file if the name ends in .npz or .safetensors.
         format: "timm", "huggingface", "google", "big_vision", "torchvision" or "vit_pytorch".
 
     Returns:
@@ -42,17 +42,16 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
     """
     if not isinstance(model, ViT):
         raise ValueError(f"model must be a ViT. Received: model={model!r}")
-    if format not in WRITTEN:
+    if format not in WRITABLE:
         raise ValueError(
-            f"format must be one of {', '.join(map(repr, WRITTEN))}. Received: format={format!r}"
+            f"format must be one of {', '.join(map(repr, WRITABLE))}. Received: format={format!r}"
         )
     _check_layers(model)
     to, config = FORMATS[format], model.config
-    if problems := list(_problems(to, config)):
+    if problems := list(to.unsupported(config)):
         raise ValueError(
-            f"format must be able to express the model; {format!r} cannot: "
-            + "; ".join(problems)
-            + f". Received: format={format!r}"
+            f"format must be one that supports the model: {'; '.join(problems)}. "
+            f"Received: format={format!r}"
         )
     table = _Table(model, to)
     target = as_path("path", path)
@@ -61,33 +60,30 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
         raise ValueError(
             f"path must end in {to.suffix!r} for format={format!r}. Received: path={str(path)!r}"
         )
-    if to.config_json is None:
+    if not to.json_files:
         return _write(target if as_file else target.with_name(target.name + to.suffix), table, to)
     if as_file:
         return _write(target, table, to)
-    with arrays.atomic_path(target) as folder:
+    with atomic_path(target) as folder:
         folder.mkdir()
         _write(folder / WEIGHTS, table, to)
-        for name, content in {own.CONFIG: to.config_json, **to.extra_json}.items():
+        for name, content in to.json_files.items():
             text = json.dumps(content(config), indent=2, ensure_ascii=False)
             (folder / name).write_text(text + "\n", encoding="utf-8")
     return target
 
 
 class _Table(Mapping):
-    """The arrays of a format by name, each made of the model's weights when it is asked for."""
+    """The arrays of a format by name, each computed from the model's weights on access."""
 
     def __init__(self, model: ViT, to: Format):
         self.config = model.config
         self._weights = {weight.path: weight for weight in model.weights}
-        rows = (to.written or to.pairs)(model.config)
+        rows = (to.rows_to_write or to.rows)(model.config)
         self._rows = {row.source: row for row in rows if not isinstance(row, Derived)}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        row = self._rows[name]
-        if isinstance(row, Pair):
-            return np.ascontiguousarray(row.write(self._value))
-        return np.zeros(row.shape, np.float32)
+        return np.ascontiguousarray(self._rows[name].to_source(self._value))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -102,27 +98,18 @@ class _Table(Mapping):
 
 def _write(path: Path, table: _Table, to: Format) -> Path:
     if to.suffix == ".npz":
-        arrays.write_npz(path, table)
+        write_npz(path, table)
     else:
-        lone = to.config_json is None or path.name != WEIGHTS
-        metadata = own.metadata(table.config) if lone else {"format": "pt"}
-        arrays.write_safetensors(path, table, metadata)
+        alone = not to.json_files or path.name != WEIGHTS
+        metadata = json_rules.metadata(table.config) if alone else {"format": "pt"}
+        write_safetensors(path, table, metadata)
     return path
-
-
-def _problems(to: Format, config: ViTConfig) -> Iterable[str]:
-    """What the format cannot say of this config, each as the field, the rule and the value."""
-    for name, allowed in (to.writes or {}).items():
-        value = getattr(config, name)
-        if not any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in allowed):
-            yield f"{name} must be {' or '.join(map(repr, allowed))}, it is {value!r}"
-    yield from to.complaints(config)
 
 
 def _check_layers(model: ViT) -> None:
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
             raise ValueError(
-                "model must be without LoRA and quantisation: save it and load it again to merge "
-                f"LoRA. Received: a changed layer {layer.path!r}"
+                "model must be without LoRA and quantization. To merge LoRA, save and reload the "
+                f"model. Received: a changed layer {layer.path!r}"
             )

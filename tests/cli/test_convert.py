@@ -6,7 +6,7 @@ import pytest
 from conformance import images, run
 
 import keras_vit
-from keras_vit.weights.formats import WRITTEN
+from keras_vit.weights.formats import WRITABLE
 from keras_vit_cli import convert
 
 
@@ -62,4 +62,4 @@ def test_convert_names_a_target_that_leads_through_a_file(call, checkpoint, tmp_
 
 
 def test_convert_knows_every_format():
-    assert {t.value for t in convert.Format} == {*WRITTEN, "keras"}
+    assert {t.value for t in convert.Format} == {*WRITABLE, "keras"}

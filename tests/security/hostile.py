@@ -1,4 +1,4 @@
-"""Builders of weight files made to do harm, and what refusing them means."""
+"""Builders of hostile weight files, and `refuse`, which expects that one is refused."""
 
 import json
 import os
@@ -16,31 +16,40 @@ from keras_vit.weights.files.rules import Refused
 
 TIB = 1 << 40
 FLAT = 8 << 20
-"""Bytes that refusing a file may allocate; what the files declare starts at 100 MiB."""
+"""Bytes that a refusal may allocate. The files declare 100 MiB and more."""
 
 ONE_BACKEND = pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="has no backend in it: run once is enough"
 )
 
 
-def refuse(path, *found):
-    """Opens and reads the file, expecting one `Refused` that holds `found`, and no memory used."""
+def refusal_of(function, *args):
+    """The message of the `Refused` that a function must raise, in little memory."""
     tracemalloc.start()
     try:
         with pytest.raises(Refused) as error:
-            with arrays.open_arrays(path) as file:
-                for name in file:
-                    file[name]
+            function(*args)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    message = str(error.value)
+    assert peak < FLAT, peak
+    return str(error.value)
+
+
+def read_all(path):
+    """Opens a file and reads every array."""
+    with arrays.open_arrays(path) as file:
+        return dict(file)
+
+
+def refuse(path, *found):
+    """Reads the file, expecting a `Refused` that holds `found`, in little memory."""
+    message = refusal_of(read_all, path)
     assert message.startswith("path must ") and "Received: path=" in message
     assert str(path) in message or str(path.parent) in message
     assert len(message) < 2000
     for text in found:
         assert re.search(text, message), (text, message)
-    assert peak < FLAT, peak
 
 
 class Canary:

@@ -1,4 +1,4 @@
-"""Absurd numbers in the JSON that stands in or beside a file: refused before anything is built."""
+"""Absurd numbers in the JSON in or beside a file: refused before a model is built."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ import keras_vit
 from keras_vit import ViT, ViTConfig
 from keras_vit.runtime import load_keras
 from keras_vit.runtime.base import check_input, stated
-from keras_vit.weights import own
 from keras_vit.weights.files.rules import Refused
+from keras_vit.weights.json_rules import CONFIG, METADATA
 from keras_vit.weights.load import inspect
 
 TINY = ViTConfig(
@@ -35,7 +35,7 @@ BEYOND = {
     "representation_size": 2**35,
     "num_classes": 2**40,
 }
-"""Numbers that no model has: beyond the ceilings of `ViTConfig`."""
+"""Numbers that no model has: beyond the limits of `ViTConfig`."""
 
 WITHIN = {
     "image_size": ({"image_size": 8000}, "position_embedding/table|a table of 7 rows"),
@@ -53,7 +53,7 @@ WITHIN = {
     "representation_size": ({"representation_size": 2**20}, r"pre_logits[./]"),
     "num_classes": ({"num_classes": 2**24}, "head/kernel|num_classes=16777216"),
 }
-"""Numbers that a model may have, and this one does not: fields, and what the error names."""
+"""Numbers that a model may have, but not this one: fields, and what the error names."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def saved(tmp_path_factory):
     model.save(folder / "m.keras")
     (folder / "h5").mkdir()
     model.save_weights(folder / "h5" / "m.weights.h5")
-    (folder / "h5" / own.CONFIG).write_text(json.dumps(TINY.to_dict()))
+    (folder / "h5" / CONFIG).write_text(json.dumps(TINY.to_dict()))
     model = ViT(TINY.replace(norm_epsilon=1e-6))
     keras_vit.save_pretrained(model, folder / "m.safetensors", format="timm")
     return folder
@@ -74,7 +74,7 @@ def saved(tmp_path_factory):
 def spoil_h5(saved, folder, fields):
     shutil.copytree(saved / "h5", folder / "h5")
     config = {**TINY.to_dict(), **fields}
-    (folder / "h5" / own.CONFIG).write_text(json.dumps(config))
+    (folder / "h5" / CONFIG).write_text(json.dumps(config))
     return folder / "h5"
 
 
@@ -82,8 +82,8 @@ def spoil_safetensors(saved, folder, fields):
     content = (saved / "m.safetensors").read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    config = {**json.loads(header["__metadata__"][own.METADATA]), **fields}
-    header["__metadata__"][own.METADATA] = json.dumps(config)
+    config = {**json.loads(header["__metadata__"][METADATA]), **fields}
+    header["__metadata__"][METADATA] = json.dumps(config)
     text = json.dumps(header).encode()
     path = folder / "m.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
@@ -98,7 +98,7 @@ def spoil_keras(saved, folder, fields):
 
 
 def changed_keras(saved, path, change):
-    """The same `.keras` file with the object in its config.json changed."""
+    """The same `.keras` file with another config.json."""
     with zipfile.ZipFile(saved / "m.keras") as old, zipfile.ZipFile(path, "w") as new:
         for member in old.infolist():
             data = old.read(member)
@@ -138,19 +138,19 @@ def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, fie
 @ONE_BACKEND
 @pytest.mark.parametrize("field", WITHIN)
 @pytest.mark.parametrize("kind", OPEN)
-def test_number_that_the_arrays_do_not_bear_out_is_refused(saved, tmp_path, refused, kind, field):
+def test_number_that_the_arrays_contradict_is_refused(saved, tmp_path, refused, kind, field):
     spoil, load = OPEN[kind]
     fields, found = WITHIN[field]
     refused(found, load, spoil(saved, tmp_path, fields))
 
 
 @ONE_BACKEND
-def test_inspect_lists_numbers_that_the_arrays_do_not_bear_out(saved, tmp_path):
+def test_inspect_lists_numbers_that_the_arrays_contradict(saved, tmp_path):
     path = spoil_safetensors(saved, tmp_path, {"depth": 4096, "num_registers": 7})
     found = inspect(path)
     assert found.misshaped == (
-        "other number: depth=4096 is stated, and the arrays show 2",
-        "other number: num_registers=7 is stated, and the arrays show 0",
+        "wrong number: depth=4096 is stated, but the arrays show 2",
+        "wrong number: num_registers=7 is stated, but the arrays show 0",
     )
     assert found.config.depth == 2
 
@@ -217,32 +217,6 @@ def test_image_size_has_a_ceiling_without_a_position_table(fields, message):
     assert ViTConfig(image_size=2**14, position_embedding="none").num_patches == 2**20
 
 
-@ONE_BACKEND
-def test_a_new_head_cannot_be_asked_for_by_the_file(saved, tmp_path):
-    """A file with two heads needs `num_classes`, and only the caller's is believed."""
-    from keras_vit.weights.plan import make_plan
-
-    def plan(stated, given):
-        shapes = {
-            "cls_token": (1, 1, 64),
-            "dist_token": (1, 1, 64),
-            "pos_embed": (1, 6, 64),
-            "patch_embed.proj.weight": (64, 3, 8, 8),
-            "blocks.0.norm1.weight": (64,),
-            "blocks.0.attn.qkv.weight": (192, 64),
-            "blocks.0.mlp.fc1.weight": (8, 64),
-            "blocks.0.mlp.fc2.weight": (64, 8),
-            "blocks.0.attn.qkv.bias": (192,),
-            "head.weight": (3, 64),
-        }
-        return make_plan(shapes, given, config={}, pixels={}, stated=stated)
-
-    hostile = plan({"num_classes": 2**24}, {})
-    assert hostile.target.num_classes == 3
-    assert any("num_classes=16777216 is stated" in line for line in hostile.misshaped)
-    assert plan({}, {"num_classes": 7}).target.num_classes == 7
-
-
 # -- our own JSON, with other types
 
 NAN, INF = float("nan"), float("inf")
@@ -276,8 +250,8 @@ def test_our_config_of_other_types_is_refused(saved, tmp_path, refused, kind, ch
 @pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1, "a": 2}', "[" * 10**5, "\xff", "1" * 5000])
 def test_config_json_that_is_no_object_is_refused(saved, tmp_path, refused, text):
     path = spoil_h5(saved, tmp_path, {})
-    (path / own.CONFIG).write_bytes(text.encode("latin-1"))
-    refused("have a JSON object", keras_vit.from_pretrained, path)
+    (path / CONFIG).write_bytes(text.encode("latin-1"))
+    refused("hold one JSON object", keras_vit.from_pretrained, path)
 
 
 # -- what exports state of themselves

@@ -1,4 +1,4 @@
-"""PyTorch's pickles: refused, and converted by the command that the refusal prints."""
+"""PyTorch's pickles: refused, and converted by the command that the error prints."""
 
 import pickle
 import re
@@ -56,7 +56,7 @@ MAKE_CHECKPOINTS = """
 
 @ONE_BACKEND
 def test_commands_convert_pickles(tmp_path):
-    """Runs the command of each refusal as it is printed, in a shell's place, with PyTorch."""
+    """Runs the command that each refusal prints, with PyTorch."""
     make = [sys.executable, "-c", textwrap.dedent(MAKE_CHECKPOINTS)]
     subprocess.run(make, cwd=tmp_path, check=True)
     expected = dict(np.load(tmp_path / "expected.npz"))

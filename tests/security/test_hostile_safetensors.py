@@ -87,7 +87,10 @@ def test_safetensors_cut_short_anywhere_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "weight_map, found",
     [
-        ({"a": "one.safetensors", "b": "gone.safetensors"}, "beside every shard.*'gone.safe"),
+        (
+            {"a": "one.safetensors", "b": "gone.safetensors"},
+            "one folder with every shard.*'gone.safe",
+        ),
         ({"a": "one.safetensors", "b": "twice.safetensors"}, "in one shard.*member='a'"),
         ({"a": "../one.safetensors"}, r"files beside it.*'\.\./one"),
         ({"a": "/etc/one.safetensors"}, "files beside it"),

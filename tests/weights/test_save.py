@@ -1,30 +1,11 @@
-"""save_pretrained: what a format cannot express is an error, and nothing is left behind."""
+"""save_pretrained: unsupported models are refused, and nothing is left behind."""
 
 import numpy as np
 import pytest
-from weights_sources import one_backend
+from weights_sources import TINY, one_backend, random_vit
 
 import keras_vit
-from keras_vit.weights.formats import WRITTEN
-
-TINY = {
-    "image_size": 24,
-    "patch_size": 8,
-    "width": 20,
-    "num_heads": 5,
-    "mlp_dim": 28,
-    "depth": 1,
-    "num_classes": 3,
-}
-
-
-def random_model(**fields):
-    model = keras_vit.ViT(keras_vit.ViTConfig.from_dict({**TINY, **fields}))
-    rng = np.random.default_rng(0)
-    for weight in model.weights:
-        weight.assign(rng.standard_normal(weight.shape) * 0.3)
-    return model
-
+from keras_vit.weights.formats import WRITABLE
 
 CANNOT = [
     ("torchvision", {"num_registers": 2}, "num_registers must be 0, it is 2"),
@@ -40,7 +21,7 @@ CANNOT = [
     ("huggingface", {"representation_size": 6}, "representation_size must be None"),
     ("timm", {"norm_epsilon": 1e-12}, "norm_epsilon must be 1e-06"),
     ("timm", {"representation_size": 6}, "representation_size must be None"),
-    ("timm", {"num_registers": 2}, "position_class_row must be False beside registers"),
+    ("timm", {"num_registers": 2}, "position_class_row must be False if there are registers"),
     ("timm", {"head_dim": 3}, "head_dim must be width / num_heads"),
     ("timm", {"block_norm": "post"}, "block_norm must be 'pre'"),
     ("timm", {"position_embedding": "learned_2d"}, "position_embedding must be"),
@@ -52,23 +33,23 @@ CANNOT = [
 @pytest.mark.parametrize(("format", "fields", "message"), CANNOT)
 def test_save_says_what_a_format_cannot_express(tmp_path, format, fields, message):
     with pytest.raises(ValueError, match=message):
-        keras_vit.save_pretrained(random_model(**fields), tmp_path / "out", format=format)
+        keras_vit.save_pretrained(random_vit(**fields), tmp_path / "out", format=format)
     assert not list(tmp_path.iterdir())
 
 
 @one_backend
 def test_save_rejects_unknown_formats_and_models(tmp_path):
     with pytest.raises(ValueError, match="format must be one of 'google'.*Received: format='flax'"):
-        keras_vit.save_pretrained(random_model(), tmp_path / "out", format="flax")
+        keras_vit.save_pretrained(random_vit(), tmp_path / "out", format="flax")
     with pytest.raises(ValueError, match="model must be a ViT"):
         keras_vit.save_pretrained(object(), tmp_path / "out")
     with pytest.raises(ValueError, match="path must end in '.safetensors'"):
-        keras_vit.save_pretrained(random_model(), tmp_path / "out.npz", format="torchvision")
-    assert "timm" in WRITTEN and "dinov2" not in WRITTEN
+        keras_vit.save_pretrained(random_vit(), tmp_path / "out.npz", format="torchvision")
+    assert "timm" in WRITABLE and "dinov2" not in WRITABLE
 
 
 def test_save_refuses_lora(tmp_path):
-    model = random_model()
+    model = random_vit()
     model.enable_lora(2)
     with pytest.raises(ValueError, match="without LoRA"):
         keras_vit.save_pretrained(model, tmp_path / "out")
@@ -80,7 +61,7 @@ def test_save_refuses_lora(tmp_path):
 def test_save_leaves_the_old_whole_when_it_fails(tmp_path, format, monkeypatch):
     from keras_vit.weights import save
 
-    first = keras_vit.save_pretrained(random_model(), tmp_path / "out", format=format)
+    first = keras_vit.save_pretrained(random_vit(), tmp_path / "out", format=format)
     file = first / "model.safetensors" if format == "timm" else first
     before = file.read_bytes()
     calls = []
@@ -93,7 +74,7 @@ def test_save_leaves_the_old_whole_when_it_fails(tmp_path, format, monkeypatch):
 
     monkeypatch.setattr(save._Table, "_value", fail)
     with pytest.raises(OSError, match="disk full"):
-        keras_vit.save_pretrained(random_model(), tmp_path / "out", format=format)
+        keras_vit.save_pretrained(random_vit(), tmp_path / "out", format=format)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [first]
 

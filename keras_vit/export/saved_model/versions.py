@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_vit.export.one_file import flush_folder
+from keras_vit.atomic import flush_folder
 from keras_vit.paths import check_above
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.atomic import atomic_path, flush_folder
 from keras_vit.runs import (
     ARRAYS,
     FACTS,
@@ -40,8 +41,8 @@ from keras_vit.runs import (
     measure,
     step_of,
 )
-from keras_vit.weights.files.arrays import open_arrays, write_safetensors
-from keras_vit.weights.files.atomic import atomic_path, flush_folder
+from keras_vit.weights.files.arrays import open_arrays
+from keras_vit.weights.files.writers import write_safetensors
 
 FORMAT = 1
 

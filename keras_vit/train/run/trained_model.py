@@ -8,9 +8,9 @@ import keras
 import numpy as np
 
 import keras_vit
+from keras_vit.atomic import atomic_path
 from keras_vit.train import build
 from keras_vit.train.distribution.devices import jit_compile
-from keras_vit.weights.files.atomic import atomic_path
 
 
 def merged_weights(model: keras_vit.ViT) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Fetching weights: from a path, a known name, the Hugging Face Hub or an https:// address."""
+"""`fetch_weights`: from a path, a known name, the Hugging Face Hub or an https:// URL."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from keras_vit.weights.files import pickles
 log = logging.getLogger("keras_vit")
 
 EXAMPLES = (
-    "a path, a known name (see `keras-vit models`), hf://organisation/name[@revision][/file] or "
+    "a path, a known name (see `keras-vit models`), hf://organization/name[@revision][/file] or "
     "https://.../file"
 )
 
@@ -24,25 +24,25 @@ def fetch_weights(
     revision: str | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Path:
-    """The file or folder that `source` means, on this machine.
+    """Downloads weights if needed, and returns their path.
 
-    What is fetched is kept in a cache, appears there whole or not at all, and is not fetched again.
-    With HF_HUB_OFFLINE=1 in the environment nothing is fetched. Nothing that is fetched is run.
+    Downloads are written to a cache atomically and reused. With HF_HUB_OFFLINE=1 in the environment
+    nothing is downloaded. Downloaded code is never run.
 
     Args:
         source: One of
 
-            - the path of a file or a folder, which is returned as it is;
+            - the path of a file or folder, which is returned unchanged;
             - a known name such as `"vit_b16.augreg_in21k"` (`keras-vit models` lists them);
-            - `"hf://organisation/name"`: config.json and model.safetensors of a model of the
-              Hugging Face Hub; with `@revision` and `/file` if you like;
-            - `"https://.../file"`, with `#sha256=...` if you know it.
-        revision: Branch, tag or commit of a model of the Hub.
-        cache_dir: Folder to keep it in; by default that of huggingface_hub, or `models/keras_vit`
-            in Keras' own for an address.
+            - `"hf://organization/name"`: config.json and model.safetensors of a model on the
+              Hugging Face Hub, optionally with `@revision` and `/file`;
+            - `"https://.../file"`, optionally with `#sha256=...`.
+        revision: Branch, tag or commit on the Hub.
+        cache_dir: The cache. Defaults to huggingface_hub's, and for URLs to `models/keras_vit` in
+            Keras' own.
 
     Returns:
-        Path of the file or the folder.
+        The path of the file or folder.
 
     Example:
 
@@ -55,34 +55,34 @@ def fetch_weights(
     if "://" not in text:
         path = Path(text).expanduser()
         if path.exists():
-            _refuse_revision(text, revision)
+            _require_no_revision(text, revision)
             return path
         row = known.find(text)
         if row is None:
-            raise FileNotFoundError(_missing(text))
+            raise FileNotFoundError(_not_found(text))
         if row.format == "torchvision":
-            raise ValueError(_convert_torchvision(row))
+            raise ValueError(_torchvision_pickle(row))
         log.info("%s is %s", text, row.source)
         text = row.source
     if text.startswith("hf://"):
         return hub.fetch_repository(text, revision, folder)
-    _refuse_revision(text, revision)
+    _require_no_revision(text, revision)
     network.check_address(text)
     if PurePosixPath(urlsplit(text).path).suffix.lower() in pickles.SUFFIXES:
-        raise ValueError(_convert_address(text))
+        raise ValueError(_url_of_pickle(text))
     return https.download(text, folder)
 
 
-def _refuse_revision(source: str, revision: str | None) -> None:
+def _require_no_revision(source: str, revision: str | None) -> None:
     if revision is not None:
         raise ValueError(
-            "revision must be None where source is not on the Hugging Face Hub. "
+            "revision must be None if source is not on the Hugging Face Hub. "
             f"Received: revision={revision!r}, source={source!r}"
         )
 
 
-def _missing(source: str) -> str:
-    """The text for what is neither a path nor a name: what may have been meant."""
+def _not_found(source: str) -> str:
+    """The error for a source that is neither a path nor a known name, with suggestions."""
     hints = []
     if re.fullmatch(r"[\w-]+/[\w.-]+", source):
         hints.append(f"hf://{source} on the Hugging Face Hub")
@@ -93,23 +93,24 @@ def _missing(source: str) -> str:
     return f"source must be {EXAMPLES}. Received: source={source!r}, which does not exist.{meant}"
 
 
-def _convert_torchvision(row: known.Known) -> str:
+def _torchvision_pickle(row: known.Known) -> str:
     model, weights = row.reference.rpartition(", ")[2].split("_Weights.")
     file = f"{row.name}.safetensors"
-    return network.refusal(
+    return network.cannot_fetch(
         row.name,
-        f"torchvision publishes it as a pickle ({row.source}), which can run any code",
-        "Convert it where torchvision is, and pass the file: "
+        f"torchvision publishes it as a pickle ({row.source}), which can run arbitrary code",
+        "Convert it on a machine with torchvision, and pass the file: "
         'python -c "import torchvision.models as m, safetensors.torch as s; '
         f"s.save_file(m.get_model('{model.lower()}', weights='{weights}').state_dict(), "
         f"'{file}')\"",
     )
 
 
-def _convert_address(url: str) -> str:
+def _url_of_pickle(url: str) -> str:
     name = PurePosixPath(urlsplit(url).path).name
-    return network.refusal(
+    return network.cannot_fetch(
         url,
-        "it is a pickle by its name, which can run any code",
-        f"Download it and convert it where torch is, and pass the file: {pickles.command(name)}",
+        "it is named as a pickle, which can run arbitrary code",
+        "Download it, convert it on a machine with torch, and pass the file: "
+        + pickles.conversion_command(name),
     )

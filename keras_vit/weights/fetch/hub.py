@@ -1,8 +1,7 @@
-"""Fetching a model from the Hugging Face Hub: only the files that are needed, each checked.
+"""Fetches a model from the Hugging Face Hub: only the files that are needed, each verified.
 
-huggingface_hub does the work: its cache, its log-in, its resuming. What it leaves to its callers is
-here: which files are needed, whether what came is what the Hub says the file is, and errors that
-say what to do.
+huggingface_hub caches, logs in and resumes. This module chooses the files, compares their hashes
+with those that the Hub lists, and raises errors that say what to do.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from keras_vit.weights.fetch import network
 from keras_vit.weights.files import pickles
 
 SETTINGS = ("config.json", "preprocessor_config.json")
-"""Fetched beside the weights where the repository has them."""
+"""Fetched with the weights if the repository has them."""
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -30,12 +29,12 @@ log = logging.getLogger("keras_vit")
 
 
 class Place(NamedTuple):
-    """What an hf:// source says."""
+    """The parts of an hf:// source."""
 
     repo: str
     revision: str
     inside: str
-    """A file or a folder of the repository; "" is all of it."""
+    """A file or folder of the repository; "" means all of it."""
 
     def __str__(self) -> str:
         revision = "" if self.revision == "main" else f"@{self.revision}"
@@ -43,15 +42,15 @@ class Place(NamedTuple):
 
 
 def fetch_repository(source: str, revision: str | None, cache_dir: Path | None) -> Path:
-    """The folder (or file) of `hf://org/name[@revision][/file]`, from the cache where it is whole.
+    """The folder or file of `hf://org/name[@revision][/file]`, from the cache if possible.
 
     Args:
-        source: The hf:// address.
-        revision: Branch, tag or commit, for a source that names none.
-        cache_dir: Folder of the cache; by default huggingface_hub's own.
+        source: The hf:// source.
+        revision: Branch, tag or commit, if `source` names none.
+        cache_dir: The cache. Defaults to huggingface_hub's own.
     """
     place = parse(source, revision)
-    commit = re.fullmatch("[0-9a-f]{40}", place.revision)  # it never changes: nothing to ask
+    commit = re.fullmatch("[0-9a-f]{40}", place.revision)  # a commit never changes
     cached = _cached(place, cache_dir) if network.offline() or commit else None
     if cached:
         return cached
@@ -65,7 +64,7 @@ def fetch_repository(source: str, revision: str | None, cache_dir: Path | None) 
     except ConnectionError as error:
         if not (cached := _cached(place, cache_dir)):
             raise
-        log.warning("%s Using what the cache has of it.", error)
+        log.warning("%s Using the cached files.", error)
         return cached
     files = {entry.rfilename: entry for entry in info.siblings or []}
     wanted = choose(place, list(files))
@@ -74,13 +73,13 @@ def fetch_repository(source: str, revision: str | None, cache_dir: Path | None) 
 
 
 def parse(source: str, revision: str | None = None) -> Place:
-    """The parts of an hf:// address, or `ValueError`."""
+    """The parts of an hf:// source, or `ValueError`."""
     found = GRAMMAR.fullmatch(source)
     inside = (found["inside"] or "").strip("/") if found else ""
     kinds = ("datasets", "spaces", "kernels", "buckets", "models")
     if not found or found["repo"].split("/")[0] in kinds or ".." in inside.split("/"):
         raise ValueError(
-            "source must name a model of the Hub, hf://organisation/name[@revision][/file]. "
+            "source must name a model on the Hub, hf://organization/name[@revision][/file]. "
             f"Received: source={source!r}"
         )
     if revision and found["revision"] and revision != found["revision"]:
@@ -92,7 +91,7 @@ def parse(source: str, revision: str | None = None) -> Place:
 
 
 def choose(place: Place, files: list[str]) -> list[str]:
-    """The files to fetch, of all that a repository has; weights last: they are never alone."""
+    """The files to fetch of a repository, the weights last."""
     if place.inside in files:
         return _choose_file(place, files)
     folder = f"{place.inside}/" if place.inside else ""
@@ -100,7 +99,9 @@ def choose(place: Place, files: list[str]) -> list[str]:
     names = [name for name in names if "/" not in name]
     if not names:
         raise FileNotFoundError(
-            network.refusal(str(place), "there is no such file", f"There are: {_listed(files)}.")
+            network.cannot_fetch(
+                str(place), "there is no such file", f"There are: {_listed(files)}."
+            )
         )
     weights = [WEIGHTS] if WEIGHTS in names else []
     if not weights and INDEX in names:
@@ -116,17 +117,17 @@ def _choose_file(place: Place, files: list[str]) -> list[str]:
         raise _only_pickles(place, [path.name])
     if path.suffix != ".safetensors":
         return [place.inside]
-    beside = [str(path.with_name(name)) for name in SETTINGS]
-    return [*(name for name in beside if name in files), place.inside]
+    settings = [str(path.with_name(name)) for name in SETTINGS]
+    return [*(name for name in settings if name in files), place.inside]
 
 
 def _no_weights(place: Place, folder: str, names: list[str]) -> Exception:
-    """The error for a folder without model.safetensors: what there is, and how to take it."""
+    """The error for a folder without model.safetensors, with what to do."""
     other = [n for n in names if n.endswith((".npz", ".safetensors", ".weights.h5", ".keras"))]
     if other:
         one = place._replace(inside=folder + other[0])
         return FileNotFoundError(
-            network.refusal(
+            network.cannot_fetch(
                 str(place),
                 f"it has no {WEIGHTS}, but {_listed(other)}",
                 f"Name the file: {one}.",
@@ -135,10 +136,10 @@ def _no_weights(place: Place, folder: str, names: list[str]) -> Exception:
     if binary := [n for n in names if PurePosixPath(n).suffix.lower() in pickles.SUFFIXES]:
         return _only_pickles(place, binary)
     return FileNotFoundError(
-        network.refusal(
+        network.cannot_fetch(
             str(place),
             f"it has no {WEIGHTS}. It has {_listed(names)}",
-            "It may hold no weights, or those of another framework.",
+            "It may hold no weights, or another framework's.",
         )
     )
 
@@ -147,18 +148,18 @@ def _only_pickles(place: Place, names: list[str]) -> ValueError:
     name = place.repo.split("/")[1]
     target = f"{name}/{WEIGHTS}"
     return ValueError(
-        network.refusal(
+        network.cannot_fetch(
             str(place),
-            f"its weights are a pickle ({_listed(names)}), which can run any code",
-            f"Convert it where torch is: hf download {place.repo} {' '.join(SETTINGS)} {names[0]} "
-            f"--local-dir {name} && {pickles.command(f'{name}/{names[0]}')}, and pass the folder "
-            f"({target} is what is read of it).",
+            f"its weights are a pickle ({_listed(names)}), which can run arbitrary code",
+            f"Convert it on a machine with torch, and pass the folder (it reads {target}): "
+            f"hf download {place.repo} {' '.join(SETTINGS)} {names[0]} --local-dir {name} "
+            f"&& {pickles.conversion_command(f'{name}/{names[0]}')}",
         )
     )
 
 
 def _get(place: Place, commit: str, entry: Any, cache_dir: Path | None) -> Path:
-    """One file of the repository at `commit`, checked if it is new in the cache."""
+    """One file of the repository at `commit`, verified when it is downloaded."""
     from huggingface_hub import hf_hub_download
 
     name = entry.rfilename
@@ -176,15 +177,15 @@ def _get(place: Place, commit: str, entry: Any, cache_dir: Path | None) -> Path:
         )
     path = Path(path)
     if commit not in path.parts:
-        why = "the repository was changed while it was being fetched"
-        raise ConnectionError(network.refusal(str(place), why, "Call again."))
+        why = "the repository changed during the download"
+        raise ConnectionError(network.cannot_fetch(str(place), why, "Call again."))
     if not cached:
-        _check(one, path, entry)
+        _verify(one, path, entry)
     return path
 
 
-def _check(place: Place, path: Path, entry: Any) -> None:
-    """Deletes what is not the file that the Hub lists, and raises; the client checks sizes only."""
+def _verify(place: Place, path: Path, entry: Any) -> None:
+    """Deletes a file whose hash the Hub does not list, and raises. The client checks sizes only."""
     if entry.lfs:
         found, stated = hashlib.sha256(), entry.lfs.sha256
     elif entry.blob_id:
@@ -198,22 +199,24 @@ def _check(place: Place, path: Path, entry: Any) -> None:
         for copy in {path.resolve(), path}:
             copy.unlink()
         raise ValueError(
-            network.refusal(
+            network.cannot_fetch(
                 str(place),
                 f"its {found.name} must be {stated}, as the Hub lists it. "
                 f"Received: {found.name}={found.hexdigest()}; the download was deleted",
-                "Call again; if it stays so, a proxy or mirror alters the file.",
+                "Call again. If it fails again, a proxy or mirror modifies the file.",
             )
         )
 
 
 def _cached(place: Place, cache_dir: Path | None) -> Path | None:
-    """What the cache has of it, if that is whole."""
+    """The cached file or folder, if it is complete."""
     if place.inside and (file := _find(place, place.inside, cache_dir)):
         return file
     folder = f"{place.inside}/" if place.inside else ""
     if weights := _find(place, folder + WEIGHTS, cache_dir):
-        if not _find(place, folder + SETTINGS[0], cache_dir):  # another program fetched the rest
+        if not _find(
+            place, folder + SETTINGS[0], cache_dir
+        ):  # another program fetched only the weights
             log.warning("%s: the cache has its weights, but no %s", place, SETTINGS[0])
         return weights.parent
     if index := _find(place, folder + INDEX, cache_dir):
@@ -227,50 +230,48 @@ def _find(place: Place, name: str, cache_dir: Path | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(place.repo, name, cache_dir, place.revision)
-    return Path(found) if isinstance(found, str) else None  # there is a mark for "does not exist"
+    return Path(found) if isinstance(found, str) else None  # a marker object means "does not exist"
 
 
 @contextlib.contextmanager
 def _explained(place: Place) -> Iterator[None]:
-    """Turns the many errors of the client into few that say what to do."""
+    """Replaces the client's many errors by few that say what to do."""
     from huggingface_hub import errors
 
-    source = str(place)
+    login = "log in: hf auth login, or HF_TOKEN."
+    page = f"https://huggingface.co/{place.repo}"
+    explanations = (  # a subclass before its class
+        (errors.GatedRepoError, PermissionError, "access is gated",
+         f"Accept its terms at {page}, and {login}"),
+        (errors.RepositoryNotFoundError, FileNotFoundError,
+         f"the Hub has no {place.repo}, or it is private",
+         f"Check the name. For a private one {login}"),
+        (errors.RevisionNotFoundError, FileNotFoundError,
+         f"it has no revision {place.revision!r}",
+         "Pass a branch, a tag or a commit that its page lists."),
+        (errors.EntryNotFoundError, FileNotFoundError, "it does not exist",
+         "Call again: the repository may have changed."),
+        (errors.OfflineModeIsEnabled, ConnectionError, "HF_HUB_OFFLINE was set",
+         "Unset it, and restart Python."),
+    )  # fmt: skip
     try:
         yield
-    except errors.GatedRepoError as error:
-        page = f"https://huggingface.co/{place.repo}"
-        remedy = f"Accept its terms at {page}, and log in: hf auth login, or HF_TOKEN."
-        raise PermissionError(network.refusal(source, "access is gated", remedy)) from error
-    except errors.RepositoryNotFoundError as error:
-        why = f"the Hub has no {place.repo}, or it is private"
-        remedy = "Check the name; for a private one log in: hf auth login, or HF_TOKEN."
-        raise FileNotFoundError(network.refusal(source, why, remedy)) from error
-    except errors.RevisionNotFoundError as error:
-        why = f"it has no revision {place.revision!r}"
-        remedy = "Name a branch, a tag or a commit that its page lists."
-        raise FileNotFoundError(network.refusal(source, why, remedy)) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise network.unreachable(source, error.__cause__ or error) from error
-    except errors.EntryNotFoundError as error:
-        remedy = "Call again: the repository may have been changed."
-        raise FileNotFoundError(network.refusal(source, "it is not there", remedy)) from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        why, remedy = f"the Hub answers {status}", "Try again later."
-        if status in (401, 403):
-            remedy = "Log in with a token that may read it: hf auth login, or HF_TOKEN."
-            raise PermissionError(network.refusal(source, why, remedy)) from error
-        raise ConnectionError(network.refusal(source, why, remedy)) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise ConnectionError(
-            network.refusal(source, "HF_HUB_OFFLINE was set", "Unset it, and start anew.")
-        ) from error
+    except errors.LocalEntryNotFoundError as error:  # nothing cached, and the Hub cannot be reached
+        raise network.unreachable(str(place), error.__cause__ or error) from error
     except Exception as error:
-        # The client's HTTP library is httpx or httpx2; its own checks are plain OSErrors.
-        broken = type(error) is OSError and "Consistency check failed" in str(error)
-        if broken or type(error).__module__.startswith("httpx"):
-            raise network.unreachable(source, error) from error
+        for kind, raised, why, remedy in explanations:
+            if isinstance(error, kind):
+                raise raised(network.cannot_fetch(str(place), why, remedy)) from error
+        if isinstance(error, errors.HfHubHTTPError):
+            status = error.response.status_code
+            denied = status in (401, 403)
+            remedy = f"To use a token that may read it, {login}" if denied else "Try again later."
+            text = network.cannot_fetch(str(place), f"the Hub answered {status}", remedy)
+            raise (PermissionError if denied else ConnectionError)(text) from error
+        # The client's HTTP library is httpx or httpx2. Its own checks raise plain OSErrors.
+        corrupt = type(error) is OSError and "Consistency check failed" in str(error)
+        if corrupt or type(error).__module__.startswith("httpx"):
+            raise network.unreachable(str(place), error) from error
         raise
 
 

@@ -1,1 +1,1 @@
-"""How the bytes of weight files are read and written."""
+"""Reads weight files that others wrote, safely, and writes ours."""

@@ -1,61 +1,46 @@
-"""Opening weight files that somebody else wrote: the one door, and the `Arrays` behind it.
+"""Opens any weight file: `open_arrays`, and the lazy mapping `Arrays` that it returns.
 
-Nothing in a file is run or unpickled. Everything a file declares is checked when it is opened,
-from its headers alone; an array's bytes are read when the array is asked for.
+Nothing in a file is executed or unpickled. Everything a file declares is checked when it is opened,
+from its headers alone. An array is read when it is accessed.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from keras_vit.weights.files import pickles
-from keras_vit.weights.files.atomic import atomic_path
-from keras_vit.weights.files.h5 import check_weights_h5
 from keras_vit.weights.files.npz import NpzReader
-from keras_vit.weights.files.rules import Declared, check_shapes, refusal
-from keras_vit.weights.files.safetensors import SafetensorsReader
-from keras_vit.weights.files.shards import ShardsReader
-from keras_vit.weights.files.writers import write_npz, write_safetensors
-
-__all__ = [
-    "Arrays",
-    "atomic_path",
-    "check_weights_h5",
-    "non_finite",
-    "open_arrays",
-    "write_npz",
-    "write_safetensors",
-]
+from keras_vit.weights.files.rules import Declared, refusal
+from keras_vit.weights.files.safetensors import SafetensorsReader, ShardsReader
 
 INDEX = ".safetensors.index.json"
 
 
 class Reader(Protocol):
-    """What a file format provides: the declarations of its headers, and one array at a time."""
+    """What each file type implements."""
 
     declared: dict[str, Declared]
     metadata: dict[str, str]
 
-    def read(self, name: str) -> np.ndarray: ...
+    def read_array(self, name: str) -> np.ndarray: ...
     def close(self) -> None: ...
 
 
 class Arrays(Mapping[str, np.ndarray]):
-    """The arrays of a weight file by name, each read when it is asked for.
+    """The arrays of a weight file by name, each read when it is accessed.
 
-    An array belongs to the caller and may be written to; the file stays as it is. It stays valid
-    when the file is closed. Keep few of them at a time, and the memory stays small.
+    An array is a copy: the caller may change it and keep it after the file is closed.
 
     Attributes:
         path: The file.
-        shapes: Every array's shape, from the headers.
-        dtypes: Every array's dtype as it is stored. "bfloat16" comes out as float32, every other
-            one as it is, in the machine's byte order.
-        nbytes: Bytes of all arrays together, as they are stored but uncompressed.
-        metadata: The file's own notes; an .npz has none.
+        shapes: Shapes by name, from the headers.
+        dtypes: Stored dtypes by name. "bfloat16" is returned as float32, every other dtype
+            unchanged in the machine's byte order.
+        nbytes: Uncompressed bytes of all arrays.
+        metadata: The file's metadata. An .npz has none.
     """
 
     def __init__(self, reader: Reader, path: Path):
@@ -71,10 +56,10 @@ class Arrays(Mapping[str, np.ndarray]):
             raise KeyError(name)
         if self._reader is None:
             raise ValueError(f"arrays must be open to be read. Received: path={str(self.path)!r}")
-        return self._reader.read(name)
+        return self._reader.read_array(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.shapes  # Mapping's own reads the array
+        return name in self.shapes  # Mapping's default reads the array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -94,27 +79,17 @@ class Arrays(Mapping[str, np.ndarray]):
             self._reader.close()
             self._reader = None
 
-    def check(self, expected: Mapping[str, Sequence[int]]) -> None:
-        """Raises one `ValueError` that lists every missing, extra and mis-shaped array (S3).
-
-        No array is read for it.
-
-        Args:
-            expected: The shape of every array there must be, by name.
-        """
-        check_shapes(self.path, self.shapes, expected)
-
 
 def open_arrays(path: str | os.PathLike) -> Arrays:
-    """Opens a weight file: a context manager and a lazy mapping from names to arrays.
+    """Opens a weight file as a context manager and a lazy mapping from names to arrays.
 
-    The format is recognised by content: `.npz`, `.safetensors`, or `*.safetensors.index.json` with
-    its shards. A folder stands for the one of these that it holds. PyTorch pickles are refused with
-    the command that converts them; so is, with the file, the member and the rule named, whatever
-    is damaged or made to do harm.
+    The file type is recognized by content: `.npz`, `.safetensors`, or `*.safetensors.index.json`
+    with its shards. A folder must hold exactly one of these. PyTorch pickles are refused with the
+    command that converts them. Corrupt and malicious files are refused with an error that names the
+    file, the member and the rule.
 
-    A .safetensors file is mapped: if another program cuts it short in place while an array is read,
-    the system ends the process (SIGBUS). Replacing it, as every writer here does, is safe.
+    A .safetensors file is memory-mapped: if another program truncates it during a read, the system
+    kills this process (SIGBUS). Replacing the file, as every writer here does, is safe.
 
     Args:
         path: The file or folder.
@@ -131,7 +106,7 @@ def open_arrays(path: str | os.PathLike) -> Arrays:
     try:
         start = file.read(16)
         file.seek(0)
-        # A safetensors header may begin with the two bytes of a pickle: look for its brace first.
+        # A safetensors header may start with the two bytes of a pickle, so its brace comes first.
         if start[8:9] == b"{" and start[6:8] == b"\0\0":
             return Arrays(SafetensorsReader(file, path), path)
         if start[:4] == b"PK\3\4":
@@ -145,19 +120,19 @@ def open_arrays(path: str | os.PathLike) -> Arrays:
 
 
 def non_finite(name: str, array: np.ndarray) -> str | None:
-    """A line that says how many NaN and Inf `array` holds, or None where all is finite."""
+    """A line that counts the NaN and Inf values in `array`, or None if there are none."""
     with np.errstate(all="ignore"):
         flat = array.reshape(-1)
-        if np.isfinite(np.dot(flat, flat)):  # one pass, no mask: a NaN or Inf shows in the sum
+        if np.isfinite(np.dot(flat, flat)):  # one pass, no mask: a NaN or Inf spreads to the sum
             return None
     nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
-    if not nans and not infinities:  # large numbers, whose sum alone is too large
+    if not nans and not infinities:  # only the sum overflows
         return None
     return f"{name}: {nans} NaN and {infinities} Inf among {array.size} values"
 
 
 def _choose(path: Path) -> Path:
-    """The weight file that `path` stands for: itself, or the one in the folder."""
+    """The weight file: `path` itself, or the one in the folder."""
     if path.is_file():
         return path
     if not path.exists():

@@ -1,48 +1,36 @@
-"""Checking a Keras `.weights.h5` before `load_weights` reads it.
+"""Checks a Keras `.weights.h5` before `load_weights` reads it.
 
-HDF5 is a file system in a file: a dataset may stand in another file, a name may be a link, a shape
-may have no bytes behind it. Keras writes none of that, so a file that has it is refused.
+HDF5 is a file system in a file: a dataset may be stored in another file, a name may be a link, a
+shape may have no bytes. Keras writes none of these, so a file that has one is refused.
 """
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from keras_vit.weights.files.rules import (
-    Declared,
-    check_shapes,
-    declare,
-    mismatch,
-    refusal,
-    refused_as,
-)
+from keras_vit.weights.files.rules import Declared, declare, mismatch, refusal, refused_as
 
 BROKEN = (OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
-"""What h5py raises on a damaged file."""
+"""What h5py raises on a corrupt file."""
+OPTIMIZER = "optimizer/"
 
 
 def check_weights_h5(
-    path: str | os.PathLike,
-    expected: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
-    *,
-    ignored: tuple[str, ...] = ("optimizer/",),
+    path: str | os.PathLike, expected: Sequence[Sequence[int]] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Checks that a `.weights.h5` is what Keras writes and holds exactly what is expected.
+    """Checks that a `.weights.h5` is what Keras writes and holds exactly the expected arrays.
 
     Only the file's structure is read, no array. HDF5 itself is a large C library, and this function
-    cannot check the library's own reading of a damaged structure.
+    cannot protect it from a corrupt structure.
 
     Args:
         path: The file.
-        expected: The shape of every array by its path in the file, such as
-            `layers/dense/vars/0`; or the shapes alone, in any order; or None to compare none.
-        ignored: Beginnings of paths that may hold further arrays, an optimizer's state for one.
-            Their structure is checked like any other's.
+        expected: The shapes of all arrays in any order; None compares none.
 
     Returns:
-        The shapes of all arrays by path, the ignored ones left out.
+        The shapes by path, such as `layers/dense/vars/0`, without the optimizer's state.
     """
     path = Path(path)
     size = path.stat().st_size
@@ -50,25 +38,30 @@ def check_weights_h5(
         raise refusal(path, "be a regular file")
     with path.open("rb") as file:
         found = read_shapes(file, path, size)
-    shapes = {name: shape for name, shape in found.items() if not name.startswith(ignored)}
-    if isinstance(expected, Mapping):
-        check_shapes(path, shapes, expected)
-    elif expected is not None:
-        _check_counts(path, shapes.values(), expected)
+    shapes = {name: shape for name, shape in found.items() if not name.startswith(OPTIMIZER)}
+    if expected is not None:
+        have, want = Counter(shapes.values()), Counter(map(tuple, expected))
+        wrong = [
+            f"shape {shape}: {want[shape]} expected, {have[shape]} found"
+            for shape in {**want, **have}
+            if have[shape] != want[shape]
+        ]
+        if wrong:
+            raise mismatch(path, wrong)
     return shapes
 
 
 def read_shapes(file: BinaryIO, path: Path, size: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of all arrays by path, once all rules are checked.
+    """Checks all rules, and returns the shapes of all arrays by path.
 
     Args:
         file: An open HDF5 file, or one inside another file.
-        path: What errors call it.
+        path: Its name in errors.
         size: Its bytes.
     """
     import h5py
 
-    # HDF5 also looks for its signature further in, behind another file's bytes.
+    # HDF5 also accepts its signature at a later offset, after another file's bytes.
     if file.read(8) != b"\x89HDF\r\n\x1a\n":
         raise refusal(path, "be an HDF5 file from its first byte", bytes=size)
     with refused_as(path, "be a whole HDF5 file", BROKEN), h5py.File(file, "r") as opened:
@@ -79,7 +72,7 @@ def read_shapes(file: BinaryIO, path: Path, size: int) -> dict[str, tuple[int, .
 
 
 def _walk(file: Any, path: Path, size: int) -> Iterator[tuple[str, Declared]]:
-    """Every dataset of the file by its path, once its rules are checked."""
+    """Checks every object of the file, and yields the datasets by path."""
     import h5py
 
     groups, seen = [file], {_address(file)}
@@ -101,10 +94,10 @@ def _walk(file: Any, path: Path, size: int) -> Iterator[tuple[str, Declared]]:
 
 
 def _open(group: Any, name: str, place: str, path: Path) -> Any:
-    """A group or dataset of this file. Holds off names that lead to other places or files (S5)."""
+    """A group or dataset of this file. Refuses links to other places and files (S5)."""
     import h5py
 
-    link = group.get(name, getlink=True)  # looks at the link and does not follow it
+    link = group.get(name, getlink=True)  # does not follow the link
     if not isinstance(link, h5py.HardLink):
         rule = "hold no soft, external or other links"
         raise refusal(path, rule, member=place, link=type(link).__name__)
@@ -116,14 +109,14 @@ def _open(group: Any, name: str, place: str, path: Path) -> Any:
 
 
 def _check_dataset(dataset: Any, name: str, path: Path, size: int) -> Declared:
-    """Holds off bytes that come from elsewhere or from nowhere (S5, S2)."""
+    """Refuses arrays whose bytes are in another file or in none (S5, S2)."""
     properties = dataset.id.get_create_plist()
     if properties.get_external_count():
         raise refusal(path, "hold its arrays itself, no external storage", member=name)
     if dataset.is_virtual:
         raise refusal(path, "hold its arrays itself, no virtual datasets", member=name)
     if filters := [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]:
-        # HDF5 loads filters it does not know from plugins, and inflates without any bound.
+        # HDF5 loads unknown filters from plugins, and decompresses without a limit.
         rule = "be written without compression (`h5repack -f NONE` removes it)"
         raise refusal(path, rule, member=name, filters=filters)
     dtype, chunk = dataset.dtype, dataset.chunks
@@ -140,7 +133,7 @@ def _check_dataset(dataset: Any, name: str, path: Path, size: int) -> Declared:
 
 
 def _check_attributes(item: Any, path: Path) -> None:
-    """Holds off attributes that are large or of another kind than Keras' short strings (S2)."""
+    """Refuses attributes other than the short strings that Keras writes (S2)."""
     place = (item.name or "/").lstrip("/")
     found = {name: item.attrs.get_id(name) for name in item.attrs}
     if bad := [n for n, a in found.items() if a.shape != () or a.get_storage_size() > 1024]:
@@ -151,16 +144,3 @@ def _address(item: Any) -> int:
     import h5py
 
     return h5py.h5o.get_info(item.id).addr
-
-
-def _check_counts(
-    path: Path, shapes: Iterable[tuple[int, ...]], expected: Sequence[Sequence[int]]
-) -> None:
-    have, want = Counter(shapes), Counter(tuple(shape) for shape in expected)
-    wrong = [
-        f"shape {shape}: {want[shape]} expected, {have[shape]} found"
-        for shape in {**want, **have}
-        if have[shape] != want[shape]
-    ]
-    if wrong:
-        raise mismatch(path, wrong)

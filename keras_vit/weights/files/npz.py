@@ -1,8 +1,8 @@
-"""Reading .npz files that others wrote: lazily, from checked headers, and without np.load.
+"""Reads .npz files that others wrote: lazily, from checked headers, without np.load.
 
-An .npz is a zip archive of .npy members. Nothing is ever extracted to the disk, so a member's name
-is only a key; names that would be dangerous to extract are refused all the same, because no writer
-of weights makes them.
+An .npz is a zip archive of .npy members. Nothing is extracted to the disk, so a member's name is
+only a key. Names that would be dangerous to extract are refused anyway, because no writer of
+weights creates them.
 """
 
 import os
@@ -27,29 +27,24 @@ from keras_vit.weights.files.rules import (
 )
 
 MAX_DIRECTORY = 4 << 20
-"""Bytes the zip directory may take: 4 MiB, room for some 30,000 arrays."""
+"""Bytes of the zip directory: 4 MiB hold about 30,000 arrays."""
 MAX_HEADER = 1024
-"""Characters an array's header may have; NumPy writes 118."""
+"""Characters of an array's header; NumPy writes 118."""
 MAX_INFLATION = 20
-"""How many times its own size a compressed file may declare; trained weights reach 1.1."""
+"""Declared bytes per byte of a compressed file; trained weights reach 1.1."""
 SMALL = 16 << 20
-"""Bytes that a file may declare at any inflation: a tiny model of zeros is no bomb."""
+"""Bytes that a file may declare at any ratio: a tiny model of zeros is not a zip bomb."""
 CHUNK = 1 << 18
 
 BROKEN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError),
     *(NotImplementedError, RuntimeError, ValueError),
 )
-"""What zipfile raises where the bytes are not what the directory says."""
+"""What zipfile raises on a corrupt file."""
 
 
 class NpzReader:
-    """The arrays of an open .npz file, for `arrays.open_arrays`.
-
-    Attributes:
-        declared: What each array's header declares.
-        metadata: Always empty: the format has none.
-    """
+    """The arrays of an open .npz file, for `arrays.open_arrays`."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self.path, self.metadata = path, {}
@@ -58,7 +53,7 @@ class NpzReader:
         with refused_as(path, "be a whole zip archive", BROKEN):
             self._zip = zipfile.ZipFile(file)
         members = self._zip.infolist()
-        if len(members) != count:  # one bit in a comment's length hides the members behind it
+        if len(members) != count:  # one bit in a comment's length hides the members after it
             raise refusal(path, f"list the {count} members it counts", found=len(members))
         pickles.refuse_archive(path, [member.filename for member in members])
         self._members: dict[str, zipfile.ZipInfo] = {}
@@ -77,10 +72,10 @@ class NpzReader:
         self._zip.close()
         self._file.close()
 
-    def read(self, name: str) -> np.ndarray:
-        """Reads one array; at its end, zipfile compares the checksum with the directory's.
+    def read_array(self, name: str) -> np.ndarray:
+        """Reads one array. Refuses a member that is truncated or changed (S4).
 
-        Holds off a member that ends early or was changed (S4).
+        At the end of the member, zipfile compares the checksum with the directory's.
         """
         declared, member = self.declared[name], self._members[name]
         dtype, fortran = self._layouts[name]
@@ -88,7 +83,7 @@ class NpzReader:
         rule = "hold every array whole and unchanged"
         with refused_as(self.path, rule, BROKEN, member=member.filename):
             with self._zip.open(member) as stream:
-                stream.read(member.file_size - declared.nbytes)  # a seek gives up the checksum
+                stream.read(member.file_size - declared.nbytes)  # a seek would skip the checksum
                 _fill(stream, array.data)
         array = array.view(dtype)
         if not dtype.isnative:
@@ -99,10 +94,10 @@ class NpzReader:
         return array.reshape(declared.shape)
 
     def _find_directory(self) -> tuple[int, int]:
-        """Where the zip directory starts and how many members it has, by the record at the end.
+        """Where the zip directory starts and how many members it has, from the end record.
 
-        Holds off a file cut short or with bytes appended (S4), an archive hidden behind another
-        file's bytes, and a directory so long that reading it fills the memory (S2).
+        Refuses a file that is truncated or has bytes appended (S4), an archive that starts after
+        another file's bytes, and a directory too long for the memory (S2).
         """
         rule = "end with the directory of a zip archive, with nothing cut off or appended"
         self._file.seek(max(self._size - 98, 0))
@@ -111,7 +106,7 @@ class NpzReader:
         if record[:4] != b"PK\5\6" or record[20:] != b"\0\0":  # the last two: a comment's length
             raise refusal(self.path, rule, bytes=self._size)
         count, length, start = struct.unpack("<HLL", record[10:20])
-        if tail[-42:-38] == b"PK\6\7":  # zip64: the numbers stand in a longer record before
+        if tail[-42:-38] == b"PK\6\7":  # zip64: the numbers are in a longer record before it
             record, end = tail[-98:-42], self._size - 98
             if record[:12] != b"PK\6\6" + struct.pack("<Q", 44):
                 raise refusal(self.path, rule, bytes=self._size)
@@ -124,9 +119,9 @@ class NpzReader:
         return start, count
 
     def _check_member(self, member: zipfile.ZipInfo) -> None:
-        """Holds off members that are no plain array: S7, and encryption."""
+        """Refuses members that are not plain arrays: links, encryption, dangerous names (S7)."""
         name = member.filename
-        if name != member.orig_filename:  # zipfile cuts a name at its first NUL
+        if name != member.orig_filename:  # zipfile truncates a name at its first NUL
             raise refusal(self.path, "have no NUL in a name", member=member.orig_filename)
         if broken := broken_name(name):
             raise refusal(self.path, broken, member=name)
@@ -140,9 +135,9 @@ class NpzReader:
             raise refusal(self.path, rule, member=name, compression=member.compress_type)
 
     def _check_sizes(self) -> None:
-        """Holds off sizes that the file's own bytes do not bear out: bombs and overlaps (S2)."""
+        """Refuses sizes that exceed the file's own bytes: zip bombs and overlaps (S2)."""
         for member in self._members.values():
-            begin = member.header_offset + 30 + len(member.filename)  # behind the local header
+            begin = member.header_offset + 30 + len(member.filename)  # after the local header
             if begin + member.compress_size > self._directory or (
                 member.compress_type == zipfile.ZIP_STORED
                 and member.compress_size != member.file_size
@@ -160,21 +155,21 @@ class NpzReader:
     def _read_header(self, name: str) -> Declared:
         """What the .npy header of one member declares.
 
-        Holds off pickles (S1: an object dtype is refused here, and nothing in this file can
-        unpickle), headers long enough to exhaust Python's parser, and a shape that is larger or
-        smaller than the member (S2, S4).
+        Refuses pickles (S1: an object dtype is refused here, and nothing in this file unpickles),
+        headers long enough to exhaust Python's parser, and a shape that does not match the
+        member's size (S2, S4).
         """
         member = self._members[name]
         rule = f"hold .npy members of format 1.0 with a header of at most {MAX_HEADER} characters"
-        # NumPy's parser meets hostile text here: whatever it raises, the file is refused.
+        # NumPy parses untrusted text here: whatever it raises, the file is refused.
         with refused_as(self.path, rule, (Exception,), member=member.filename):
             with self._zip.open(member) as stream:
-                # Formats 2 and 3 are for records, and would read up to 4 GiB of header.
+                # Formats 2 and 3 are for records, and allow headers of 4 GiB.
                 if (version := np.lib.format.read_magic(stream)) != (1, 0):
                     raise ValueError(f"format {version}")
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, MAX_HEADER)
                 start = stream.tell()
-        if dtype == np.dtype("V2"):  # what np.savez makes of a bfloat16 array
+        if dtype == np.dtype("V2"):  # how np.savez stores bfloat16
             declared = declare(self.path, member.filename, shape, "bfloat16")
             dtype = DTYPES["bfloat16"].newbyteorder("<")
         else:
@@ -189,7 +184,7 @@ class NpzReader:
 
 
 def broken_name(name: str) -> str | None:
-    """The rule that the name of a zip member breaks, or None (S7)."""
+    """The rule that a member's name breaks, or None (S7)."""
     if not name.endswith(".npy") or name == ".npy":
         return "hold .npy members only"
     parts = name.split("/")

@@ -1,7 +1,7 @@
-"""Refusing PyTorch pickles, and the one command that converts them without running their code.
+"""Refuses PyTorch pickles, and prints the command that converts them without running their code.
 
-A pickle is a program that unpickling runs. This package therefore reads none, whatever its name;
-`torch.load(..., weights_only=True)` runs a small safe subset, and is left to those who have torch.
+Unpickling runs arbitrary code, so this package reads no pickle, whatever its name. The command uses
+`torch.load(..., weights_only=True)`, which allows a small safe subset, and needs PyTorch.
 """
 
 import os
@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from keras_vit.weights.files.rules import Refused, refusal
 
 SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-"""Names that files of pickled weights go by."""
+"""Suffixes of pickled weights."""
 
-# argparse.Namespace is what training scripts keep beside their weights. Cloning separates tensors
-# that share memory, which safetensors refuses.
+# Training scripts save an argparse.Namespace with their weights. Cloning separates tensors that
+# share memory, which safetensors refuses.
 _PROGRAM = (
     "import sys,argparse,torch as t,safetensors.torch as s;"
     "t.serialization.add_safe_globals([argparse.Namespace]);"
@@ -33,32 +33,37 @@ _SCRIPT_PROGRAM = (
 
 
 def refuse_file(path: Path, start: bytes) -> None:
-    """Raises if a file is a pickle by its first bytes, or by its name."""
+    """Raises if a file is a pickle by its first bytes or its name."""
     protocol = start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")
     if protocol or path.suffix.lower() in SUFFIXES:
-        raise _refusal(path)
+        raise _pickle_refusal(path)
 
 
 def refuse_archive(path: Path, names: Iterable[str]) -> None:
-    """Raises if a zip archive with these members is one of PyTorch's or TorchScript's."""
+    """Raises if a zip archive with these members is a PyTorch or TorchScript file."""
     members = [PurePosixPath(name) for name in names]
     last = {member.name for member in members}
     if "constants.pkl" in last or any("code" in member.parts[:-1] for member in members):
         rule = "not be a TorchScript archive, which is a program"
-        hint = "Ask its author for a state dict; or, where you trust the author, run it to get one"
-        raise Refused(f"{refusal(path, rule)}\n{hint}:\n  {command(path, _SCRIPT_PROGRAM)}")
+        hint = "Ask its author for a state dict. If you trust the author, run it to get one"
+        raise Refused(
+            f"{refusal(path, rule)}\n{hint}:\n  {conversion_command(path, _SCRIPT_PROGRAM)}"
+        )
     if any(name.endswith(".pkl") for name in last):
-        raise _refusal(path)
+        raise _pickle_refusal(path)
 
 
-def command(path: str | os.PathLike, program: str = _PROGRAM) -> str:
-    """The shell command that writes `path`'s tensors to a .safetensors file beside it."""
+def conversion_command(path: str | os.PathLike, program: str = _PROGRAM) -> str:
+    """The shell command that converts `path` to a .safetensors file beside it."""
     files = [str(path), str(Path(path).with_suffix(".safetensors"))]
     quoted = subprocess.list2cmdline(files) if os.name == "nt" else shlex.join(files)
     return f'python -c "{program}" {quoted}'
 
 
-def _refusal(path: Path) -> Refused:
-    rule = "not be a pickle, which can run any code"
-    hint = "Convert it safely, where torch and safetensors are installed"
-    return Refused(f"{refusal(path, rule)}\n{hint}:\n  {command(path)}")
+def _pickle_refusal(path: Path) -> Refused:
+    rule = "not be a pickle, which can run arbitrary code"
+    return _with_command(path, rule, "Convert it safely, with torch and safetensors installed")
+
+
+def _with_command(path: Path, rule: str, hint: str, program: str = _PROGRAM) -> Refused:
+    return Refused(f"{refusal(path, rule)}\n{hint}:\n  {conversion_command(path, program)}")

@@ -1,22 +1,24 @@
-"""What a weight file may declare of its arrays: the rules on shapes and dtypes, and the error.
+"""Which files are refused: the rules on shapes, dtypes and JSON, and the error `Refused`.
 
-Every reader here builds `Declared` records from a file's headers alone, and refuses what breaks a
-rule before it reads, allocates or maps one byte of an array.
+Every reader creates `Declared` records from a file's headers, and refuses a file that breaks a rule
+before it reads, allocates or maps one byte of an array.
 """
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 MAX_RANK = 8
-"""Dimensions an array may have; four are the most a Vision Transformer needs, five if stacked."""
+"""Dimensions of an array. A Vision Transformer needs four, five with stacked blocks."""
 MAX_BYTES = 1 << 40
-"""Bytes an array may declare: 1 TiB, a hundred times the largest published Vision Transformer."""
+"""Bytes of an array: 1 TiB, a hundred times the largest published Vision Transformer."""
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(name)
@@ -25,15 +27,13 @@ DTYPES: dict[str, np.dtype] = {
         *("float16", "float32", "float64"),
     )
 }
-"""The dtypes that are read, and the NumPy dtype of their bytes."""
-DTYPES["bfloat16"] = np.dtype("uint16")  # NumPy has none; `decode` makes float32 of it
-
-
+"""The supported dtypes, and the NumPy dtype of their bytes."""
+DTYPES["bfloat16"] = np.dtype("uint16")  # NumPy has no bfloat16: `decode` returns float32
 ALIGNMENT = 64
 
 
 class Refused(ValueError):
-    """A weight file breaks a rule; the message names the file, the member, the rule."""
+    """A file breaks a rule. The message names the file, the member and the rule."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Declared:
 
 
 def declare(path: os.PathLike, name: str, shape: Sequence[int], dtype: str) -> Declared:
-    """A `Declared` that keeps the rules, or `Refused`.
+    """Checks a declared array.
 
-    Holds off dtypes whose bytes are not numbers, Python objects first of all (S1), and shapes that
-    overflow NumPy's arithmetic or that no model has (S2).
+    Refuses dtypes that are not numbers, Python objects above all (S1), and shapes that overflow
+    NumPy's arithmetic or that no model has (S2).
     """
     if dtype not in DTYPES:
         rule = f"hold arrays of these dtypes only: {', '.join(DTYPES)}"
         raise refusal(path, rule, member=name, dtype=dtype)
-    # To isinstance, True is an int.
+    # type(), because isinstance counts True as an int.
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise refusal(path, "declare shapes of integers >= 0", member=name, shape=shape)
     if len(shape) > MAX_RANK:
@@ -71,14 +71,14 @@ def declare(path: os.PathLike, name: str, shape: Sequence[int], dtype: str) -> D
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Bytes to fill, at an address that TensorFlow and JAX take over without a copy."""
+    """An empty buffer, aligned so that TensorFlow and JAX use it without a copy."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
 
 
 def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """The values behind stored bytes: bfloat16 becomes float32, exactly; others are as they are."""
+    """The values of stored bytes: bfloat16 becomes float32, exactly. Others are unchanged."""
     if dtype != "bfloat16":
         return raw
     bits = raw.astype(np.uint32)
@@ -86,25 +86,8 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
     return bits.view(np.float32)
 
 
-def check_shapes(
-    path: str | os.PathLike,
-    shapes: Mapping[str, Sequence[int]],
-    expected: Mapping[str, Sequence[int]],
-) -> None:
-    """Raises one error that lists every missing, extra and mis-shaped array (S3)."""
-    wrong = [f"missing: {n!r} {tuple(expected[n])}" for n in expected if n not in shapes]
-    wrong += [f"extra: {n!r} {tuple(shapes[n])}" for n in shapes if n not in expected]
-    wrong += [
-        f"other shape: {n!r} {tuple(shapes[n])}, expected {tuple(expected[n])}"
-        for n in expected
-        if n in shapes and tuple(shapes[n]) != tuple(expected[n])
-    ]
-    if wrong:
-        raise mismatch(path, wrong)
-
-
 def mismatch(path: str | os.PathLike, differences: list[str]) -> Refused:
-    """The error for a sound file that holds other arrays than expected, a line each."""
+    """The error for a valid file with other arrays than expected, one line per difference."""
     lines = [line if len(line) <= 300 else line[:300] + "..." for line in differences[:1000]]
     if len(differences) > len(lines):
         lines.append(f"and {len(differences) - len(lines)} more")
@@ -114,10 +97,10 @@ def mismatch(path: str | os.PathLike, differences: list[str]) -> Refused:
 
 
 def refusal(path: str | os.PathLike, rule: str, **received: object) -> Refused:
-    """The one error of this package for a bad file: the file, the rule and what was found.
+    """The error for a file that breaks a rule.
 
-    What was found comes from the file, so it is quoted and cut: a hostile name cannot fill a log
-    or send control characters to a terminal.
+    Values from the file are quoted and truncated, so that they cannot fill a log or send control
+    characters to a terminal.
     """
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 200
@@ -130,7 +113,7 @@ def refusal(path: str | os.PathLike, rule: str, **received: object) -> Refused:
 def refused_as(
     path: str | os.PathLike, rule: str, errors: tuple[type[Exception], ...], **received: object
 ) -> Iterator[None]:
-    """Turns `errors` that a parser raises inside the block into `refusal(path, rule, ...)`."""
+    """Raises `refusal(path, rule, ...)` in place of `errors` that a parser raises in the block."""
     try:
         yield
     except Refused:
@@ -138,3 +121,22 @@ def refused_as(
     except errors as error:
         said = str(error) or type(error).__name__
         raise refusal(path, rule, **received, error=said) from error
+
+
+def parse_object(path: str | os.PathLike, data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`. Refuses a name that occurs twice (S3)."""
+    rule = "hold one JSON object with each name once"
+    with refused_as(path, rule, (ValueError, RecursionError)):
+        found = json.loads(data.decode(), object_pairs_hook=_unique)
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__}")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:200]!r} occurs twice")
+        found[name] = value
+    return found

@@ -1,11 +1,10 @@
-"""Reading safetensors files that others wrote: one header, checked whole, then a memory map.
+"""Reads safetensors files that others wrote, one or several shards, through a memory map.
 
 The safetensors library is not used for reading: it keeps the last of two entries with one name, and
-has no bfloat16 for NumPy alone. Tests hold what is read and written here against it.
+returns no bfloat16 without ml_dtypes. The tests compare both.
 """
 
 import itertools
-import json
 import math
 import mmap
 import os
@@ -14,26 +13,21 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from keras_vit.weights.files.rules import DTYPES, Declared, declare, decode, refusal, refused_as
+from keras_vit.weights.files.rules import DTYPES, Declared, declare, decode, parse_object, refusal
 
 MAX_HEADER = 4 << 20
-"""Bytes a header may take: 4 MiB, room for some 30,000 arrays."""
+"""Bytes of a header or an index: 4 MiB hold about 30,000 arrays."""
 
 NAMES = {
     **{"BOOL": "bool", "F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"},
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
-"""The format's dtype names, and ours."""
+"""Our dtype names by the format's."""
 
 
 class SafetensorsReader:
-    """The arrays of an open safetensors file, for `arrays.open_arrays`.
-
-    Attributes:
-        declared: What the header declares of each array.
-        metadata: The header's `__metadata__`.
-    """
+    """The arrays of an open safetensors file, for `arrays.open_arrays`."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self.path, self._file = path, file
@@ -48,20 +42,20 @@ class SafetensorsReader:
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def close(self) -> None:
-        """Closes the map and the file."""
+        """Closes the memory map and the file."""
         self._map.close()
         self._file.close()
 
-    def read(self, name: str) -> np.ndarray:
-        """One array, copied out of the map, whose pages are given back at once.
+    def read_array(self, name: str) -> np.ndarray:
+        """One array, copied out of the memory map, whose pages are released at once.
 
-        A view would be for nothing, and a trap: JAX keeps aligned arrays without copying them, so a
-        model's variable could be a piece of a file that another program then overwrites.
+        It is not a view, because JAX uses aligned arrays without a copy: a model's variable would
+        be part of a file that another program may overwrite.
         """
         declared, start = self.declared[name], self._start + self._offsets[name]
         dtype = DTYPES[declared.dtype].newbyteorder("<")
         view = np.frombuffer(self._map, dtype, math.prod(declared.shape), start)
-        if declared.dtype != "bfloat16":  # decoding that one copies already
+        if declared.dtype != "bfloat16":  # decoding bfloat16 copies already
             view = view.astype(dtype.newbyteorder("="))
         array = decode(view, declared.dtype)
         if hasattr(self._map, "madvise"):  # Windows has none
@@ -70,10 +64,10 @@ class SafetensorsReader:
         return array.reshape(declared.shape)
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
-        """The header as a dict, and where the data starts.
+        """The header, and where the data starts.
 
-        Holds off a header that is longer than the file or fills the memory (S2), that is no JSON
-        object, and that names an array twice (S3).
+        Refuses a header that is longer than the file or too long for the memory (S2), that is not
+        a JSON object, or that names an array twice (S3).
         """
         length = int.from_bytes(self._file.read(8), "little")
         if length > MAX_HEADER or 8 + length > self._size:
@@ -87,7 +81,7 @@ class SafetensorsReader:
         raise refusal(self.path, "have metadata of strings", __metadata__=metadata)
 
     def _check_entry(self, name: str, entry: Any) -> None:
-        """Holds off entries of another form, and offsets that do not fit the shape (S2, S3)."""
+        """Refuses malformed entries, and offsets that do not match the shape (S2, S3)."""
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             rule = "declare dtype, shape and data_offsets of every array"
             raise refusal(self.path, rule, member=name, entry=entry)
@@ -105,33 +99,92 @@ class SafetensorsReader:
         self.declared[name], self._offsets[name] = declared, offsets[0]
 
     def _check_offsets(self, header: dict[str, Any]) -> None:
-        """Holds off arrays that overlap, gaps, and bytes behind the last array (S3, S4)."""
+        """Refuses overlaps, gaps, and bytes after the last array (S3, S4)."""
         spans = sorted((*entry["data_offsets"], name) for name, entry in header.items())
         edge = (0, 0, None)
         for (_, end, _), (begin, _, name) in itertools.pairwise([edge, *spans]):
             if begin != end:
-                rule = "hold its arrays one behind another, without gap or overlap"
+                rule = "hold its arrays one after another, without gap or overlap"
                 raise refusal(self.path, rule, member=name, begin=begin, previous_end=end)
         data, last = self._size - self._start, spans[-1][1] if spans else 0
         if last != data:
-            rule = f"end with its last array, {last} bytes behind the header"
+            rule = f"end with its last array, {last} bytes after the header"
             raise refusal(self.path, rule, bytes=data)
 
 
-def parse_object(path: Path, data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, in which no name may stand twice (S3)."""
-    rule = "have a JSON object as its header, with each name once"
-    with refused_as(path, rule, (ValueError, RecursionError)):
-        found = json.loads(data.decode(), object_pairs_hook=_unique)
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__}")
-    return found
+class ShardsReader:
+    """The arrays of every shard that an index names, for `arrays.open_arrays`.
 
+    The shards' metadata is merged. If two differ, the first one's is used.
+    """
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:200]!r} stands twice")
-        found[name] = value
-    return found
+    def __init__(self, path: Path):
+        self.path = path
+        self.metadata: dict[str, str] = {}
+        self._shards: dict[str, SafetensorsReader] = {}  # file name -> its reader
+        self._homes: dict[str, str] = {}  # array name -> file name
+        weight_map = self._read_index()
+        try:
+            for file in sorted(set(weight_map.values())):
+                self._open(file)
+            self._check_homes(weight_map)
+        except BaseException:
+            self.close()
+            raise
+        self.declared: dict[str, Declared] = {
+            name: self._shards[file].declared[name] for name, file in self._homes.items()
+        }
+
+    def close(self) -> None:
+        """Closes every shard."""
+        for shard in self._shards.values():
+            shard.close()
+
+    def read_array(self, name: str) -> np.ndarray:
+        """One array, as `SafetensorsReader.read_array` returns it."""
+        return self._shards[self._homes[name]].read_array(name)
+
+    def _read_index(self) -> dict[str, str]:
+        """Shard names by array name.
+
+        Refuses an index too long for the memory (S2), and names of files that are not beside the
+        index (S7).
+        """
+        if (size := self.path.stat().st_size) > MAX_HEADER:
+            raise refusal(self.path, f"be an index of at most {MAX_HEADER} bytes", bytes=size)
+        weight_map: Any = parse_object(self.path, self.path.read_bytes()).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise refusal(self.path, "have a weight_map from names to files", weight_map=weight_map)
+        for name, file in weight_map.items():
+            plain = isinstance(file, str) and not {"/", "\\", ":", "\0"} & set(file)
+            if not plain or not file.endswith(".safetensors"):
+                rule = "name shards by .safetensors files beside it"
+                raise refusal(self.path, rule, member=name, shard=file)
+        return weight_map
+
+    def _open(self, file: str) -> None:
+        path = self.path.parent / file
+        if not path.is_file():
+            raise refusal(self.path, "be in one folder with every shard it names", missing=file)
+        handle = path.open("rb")
+        try:
+            shard = SafetensorsReader(handle, path)
+        except BaseException:
+            handle.close()
+            raise
+        self._shards[file] = shard
+        for name in shard.declared:
+            if name in self._homes:
+                rule = "hold every array in one shard"
+                raise refusal(self.path, rule, member=name, shards=[self._homes[name], file])
+            self._homes[name] = file
+        self.metadata = {**shard.metadata, **self.metadata}
+
+    def _check_homes(self, weight_map: dict[str, str]) -> None:
+        """Refuses an index that contradicts its shards (S3)."""
+        wrong = [
+            n for n in {**weight_map, **self._homes} if weight_map.get(n) != self._homes.get(n)
+        ]
+        if wrong:
+            rule = "name exactly the arrays of each shard"
+            raise refusal(self.path, rule, members=wrong)

@@ -1,4 +1,4 @@
-"""Writing .npz and .safetensors files, one array at a time, whole or not at all."""
+"""Writes .npz and .safetensors files atomically, one array at a time."""
 
 import json
 import os
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from keras_vit.weights.files.atomic import atomic_path
+from keras_vit.atomic import atomic_path
 from keras_vit.weights.files.npz import broken_name
 from keras_vit.weights.files.rules import DTYPES
 from keras_vit.weights.files.safetensors import MAX_HEADER, NAMES
 
-# The safetensors library sorts by dtype in this order, then by name; so do we, to write its bytes.
+# The safetensors library sorts by dtype in this order, then by name. So do we, to write its bytes.
 _ORDER = (
     *("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL"),
 )
@@ -22,16 +22,15 @@ _CODES = {name: code for code, name in NAMES.items()}
 def write_npz(
     path: str | os.PathLike, arrays: Mapping[str, np.ndarray], *, compressed: bool = False
 ) -> None:
-    """Writes arrays as an .npz, one after another; the file appears whole or not at all.
+    """Writes an .npz atomically. The same arrays give the same bytes.
 
-    The same arrays give the same bytes. bfloat16 is written as `np.savez` writes it, two bytes
-    without a name.
+    bfloat16 is written as by `np.savez`: as two-byte void.
 
     Args:
-        path: The file, taken as it is: no ending is added.
-        arrays: Arrays by name. A lazy mapping is asked for one at a time.
-        compressed: Deflates the members. Trained weights shrink by a tenth, and take ten times as
-            long to read.
+        path: The file. No suffix is added.
+        arrays: Arrays by name, accessed one at a time.
+        compressed: Whether to compress. Trained weights shrink by a tenth, and reading them takes
+            ten times as long.
     """
     compression = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
     with atomic_path(path) as temporary:
@@ -49,15 +48,12 @@ def write_safetensors(
     arrays: Mapping[str, np.ndarray],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes arrays as a safetensors file, one after another; it appears whole or not at all.
-
-    The bytes are those that the safetensors library writes.
+    """Writes a safetensors file atomically, byte for byte as the safetensors library does.
 
     Args:
-        path: The file, taken as it is: no ending is added.
-        arrays: Arrays by name. A lazy mapping is asked twice for each, as the header with all
-            shapes comes first.
-        metadata: Strings by name; PyTorch's readers expect `{"format": "pt"}`.
+        path: The file. No suffix is added.
+        arrays: Arrays by name, accessed one at a time and twice each: once for the header.
+        metadata: Strings by name. PyTorch's readers expect `{"format": "pt"}`.
     """
     declared = {}
     for name in arrays:
@@ -97,8 +93,8 @@ def _header(names: list[str], declared: dict, metadata: Mapping[str, str] | None
 
 
 def _standard(name: str, value: np.ndarray) -> tuple[np.ndarray, str]:
-    """The array in C order and little-endian, and the name of its dtype."""
-    array = np.asarray(value, order="C")  # np.ascontiguousarray makes a vector of a scalar
+    """The array in C order and little-endian, and its dtype's name."""
+    array = np.asarray(value, order="C")  # np.ascontiguousarray turns a scalar into a vector
     dtype = array.dtype.newbyteorder("=").name
     if dtype not in DTYPES:
         rule = f"have one of these dtypes: {', '.join(DTYPES)}"

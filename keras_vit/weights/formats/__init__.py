@@ -1,4 +1,4 @@
-"""All formats, and which of them a file is."""
+"""All formats, and `recognize`: whose names does a file have?"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from keras_vit.weights.formats.timm import DEIT3, DINOV2, MAE, TIMM
 from keras_vit.weights.formats.torchvision import TORCHVISION
 from keras_vit.weights.formats.vit_pytorch import VIT_PYTORCH
 
-# The raw files before timm's, whose names are nearly theirs.
+# The raw files come before timm's, which have nearly the same names.
 FORMATS = {
     f.name: f
     for f in (
@@ -26,15 +26,15 @@ FORMATS = {
         TIMM,
     )
 }
-WRITTEN = tuple(name for name, f in FORMATS.items() if f.writes is not None)
+WRITABLE = tuple(name for name, f in FORMATS.items() if f.writable is not None)
 
 
 def recognize(names: Iterable[str], config: Mapping[str, Any]) -> tuple[Format, str]:
-    """The format that uses these names, and the prefix in front of them.
+    """The format with these names, and their prefix.
 
     Args:
         names: Names of all arrays.
-        config: The `config.json` beside them, which an error quotes.
+        config: The `config.json` beside them, quoted in the error.
     """
     names = list(names)
     for format in FORMATS.values():
@@ -45,5 +45,5 @@ def recognize(names: Iterable[str], config: Mapping[str, Any]) -> tuple[Format, 
     stated = [f", {key}={config[key]!r}" for key in ("model_type", "architecture") if key in config]
     raise ValueError(
         f"source must have the names of one of {', '.join(FORMATS)}. "
-        f"Received: {len(names)} arrays, the first of them {shown}{''.join(stated)}"
+        f"Received: {len(names)} arrays, first {shown}{''.join(stated)}"
     )

@@ -1,15 +1,15 @@
 """The .npz files of google-research/big_vision (arXiv 2205.01580, 2106.04560, 2303.15343).
 
-Flax' modules as in `google.py` under newer names. The class token has no row in the table, except
-in old files, where concatenating first and adding then gives the sum that big_vision makes of the
-two when it loads them.
+Flax's modules as in `google.py`, with newer names. The class token has no row in the position
+table, except in old files: big_vision adds that row to the token when it loads them, which gives
+the same sum as concatenating first.
 """
 
 from collections.abc import Iterator
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import google
-from keras_vit.weights.formats.table import Format, Header, Pair, Reading, table_grid
+from keras_vit.weights.formats.table import Format, Header, Limit, Pair, Reading
 
 NAMES = {
     "attention": "MultiHeadDotProductAttention_0",
@@ -25,73 +25,56 @@ POSITIONS = (
 ATTENTION_POOLING = r"MAPHead_0/|probe$|(MultiHeadDotProductAttention|LayerNorm|MlpBlock)_0/"
 
 
-def read(header: Header) -> Reading:
+def read_big_vision(header: Header) -> Reading:
     """The config, and how the file spells its table and its blocks."""
     stacked = not header.has("Transformer/encoderblock_0/")
     block = "Transformer/encoderblock" + ("" if stacked else "_0")
-    fields = google.read_encoder(header, NAMES, block, stacked)
+    fields = google.encoder_fields(header, NAMES, block, stacked)
     fields["interpolation"] = "big_vision"
-    given = header.given.get("image_size")
-    patch = fields["patch_size"]
     positions = next((name for name in POSITIONS if name in header.shapes), None)
     if positions is None:
-        fields |= {"position_embedding": "sincos_2d", "image_size": given or 224}
+        size = header.given.get("image_size") or 224
+        fields |= {"position_embedding": "sincos_2d", "image_size": size}
     else:
         prefixes = [0, 1] if fields["class_token"] else [0]
         rows = header.shape(positions, 3)[1]
-        grid, row = table_grid(rows, prefixes, patch, given=given)
-        fields |= {
-            "image_size": (grid[0] * patch[0], grid[1] * patch[1]),
-            "position_class_row": bool(row),
-        }
+        size, row = header.table_size(rows, prefixes, fields["patch_size"])
+        fields |= {"image_size": size, "position_class_row": bool(row)}
     pooled = header.has(ATTENTION_POOLING)
-    if pooled and not ({"pooling", "num_classes"} <= header.given.keys()):
-        raise ValueError(
-            "source must not pool with attention (a MAP head), which ViT has not; load its trunk "
-            "with pooling='mean', num_classes=0. Received: a checkpoint with "
-            + ", ".join(sorted({n.split("/")[0] for n in header.shapes if _is_map(n)}))
-        )
+    if pooled:
+        header.require_new_head("attention pooling (a MAP head)", pooling=True)
     style = {"stacked": stacked, "positions": positions or POSITIONS[0]}
-    # Its code has learned positions and these; a fork may have others without an array.
-    unsaid = () if positions else ("position_embedding", "image_size")
-    return Reading(fields, style, pooled, tuple(header.unstated(unsaid, {})))
+    # big_vision has learned and sin-cos positions. A fork may have others without an array.
+    unstated = () if positions else ("position_embedding", "image_size")
+    return Reading(fields, style, pooled, tuple(header.unstated(unstated, {})))
 
 
-def pairs(
+def big_vision_rows(
     config: ViTConfig, stacked: bool = False, positions: str = POSITIONS[0]
 ) -> Iterator[Pair]:
     """The table of names."""
-    return google.pairs(config, {**NAMES, "positions": positions}, stacked)
-
-
-def complaints(config: ViTConfig) -> Iterator[str]:
-    """What these files cannot say."""
-    if config.position_embedding not in ("learned", "sincos_2d"):
-        yield f"position_embedding must be 'learned', it is {config.position_embedding!r}"
-    if config.class_row:
-        yield "position_class_row must be False: the class token has no row in the table here"
-    if (config.pooling == "token") != config.class_token:
-        yield "pooling must be 'token' with a class token and 'mean' without one"
-    yield from google.flax_complaints(config)
-
-
-def _is_map(name: str) -> bool:
-    return Header({name: ()}).has(ATTENTION_POOLING)
+    return google.flax_rows(config, {**NAMES, "positions": positions}, stacked)
 
 
 BIG_VISION = Format(
     name="big_vision",
     mark=r"(?P<prefix>.*)Transformer/encoderblock(_0)?/MultiHeadDotProductAttention_0/query/kernel",
     needs=(r"embedding/kernel$",),
-    read=read,
-    pairs=pairs,
+    read_config=read_big_vision,
+    rows=big_vision_rows,
     dropped={
         r"(opt|chrono)/": "state of an optimizer",
-        r"(params/)?(txt/|[tb]$)": "the text side of a model of images and texts",
-        ATTENTION_POOLING: "attention pooling, replaced as asked for",
+        r"(params/)?(txt/|[tb]$)": "the text tower of an image-text model",
+        ATTENTION_POOLING: "attention pooling, replaced as requested",
     },
-    refused={r"conv_root/": "a hybrid whose stem is a ResNet"},
-    writes=google.WRITES,
-    complaints=complaints,
+    refused={r"conv_root/": "a hybrid with a ResNet stem"},
+    writable=google.WRITABLE | {"position_embedding": ("learned", "sincos_2d")},
+    limits=(
+        Limit(
+            lambda c: not c.class_row,
+            "position_class_row must be False: the format's table has no row for the class token",
+        ),
+        *google.FLAX_LIMITS,
+    ),
     suffix=".npz",
 )

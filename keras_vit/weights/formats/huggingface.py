@@ -1,7 +1,7 @@
 """Checkpoints of transformers' ViT, DeiT, ViT-MAE and DINOv2.
 
-LayerNorm's epsilon is 1e-12 for all but DINOv2, GELU exact; `config.json` states both. Files hold
-the names of transformers 4, which 5 still writes; its names in memory are read too.
+LayerNorm's epsilon is 1e-12 for all but DINOv2, and GELU is exact; `config.json` states both. Files
+have the names of transformers 4, which version 5 still writes. Its names in memory are read too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,17 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import huggingface_config
-from keras_vit.weights.formats.table import Format, Header, Pair, Reading, Row, table_grid
-from keras_vit.weights.formats.timm import folded
+from keras_vit.weights.formats.table import (
+    PLAIN,
+    STANDARD_HEADS,
+    Format,
+    Header,
+    Limit,
+    Pair,
+    Reading,
+    Row,
+)
+from keras_vit.weights.formats.timm import folded_registers
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
@@ -22,7 +31,7 @@ from keras_vit.weights.formats.torch_names import (
     norm,
 )
 
-# Parts of a block, as files have them, as transformers 5 has them in memory, and DINOv2's.
+# Names of a block's parts: in files, in the memory of transformers 5, and the same for DINOv2.
 OLD = {
     "layers": "encoder.layer",
     "qkv": "attention.attention.{}",
@@ -42,46 +51,36 @@ NEW_DINO = {**NEW, "layers": "encoder.layer", "norms": ("norm1", "norm2")}
 SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")
 
 
-def read(header: Header) -> Reading:
-    """The config: shapes first, `config.json` for what they do not show."""
+def read_huggingface(header: Header) -> Reading:
+    """The config: from shapes, then from `config.json`."""
     width, channels, ph, pw = header.shape("embeddings.patch_embeddings.projection.weight", 4)
-    stated = huggingface_config.read(header.config, header.pixels, channels)
+    stated = huggingface_config.stated_fields(header.config, header.pixels, channels)
     assumed = tuple(sorted(header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)))
-    names = next((n for n in (OLD, NEW, DINO, NEW_DINO) if _spelt(header, n)), OLD)
+    names = next((n for n in (OLD, NEW, DINO, NEW_DINO) if _has_names(header, n)), OLD)
     teacher = header.has(r"(cls|distillation)_classifier\.")
-    if teacher and "num_classes" not in header.given:
-        raise ValueError(
-            "source must not have two class tokens with a head each (DeiT distilled), which ViT "
-            "has not; load its trunk with num_classes=0, or a number for a new head. "
-            "Received: a checkpoint with cls_classifier and distillation_classifier"
-        )
+    if teacher:
+        header.require_new_head("two class tokens with a head each (DeiT distilled)")
     head = header.shapes.get("classifier.weight")
-    if head and head[1] != width and "num_classes" not in header.given:
-        raise ValueError(
-            "source must have a head on its class token alone; load its trunk with num_classes=0, "
-            f"or a number for a new head. Received: classifier.weight of shape {head}"
-        )
+    wide = bool(head) and header.size("classifier.weight", 1, width) != width
+    if wide:
+        header.require_new_head(f"a head on more than its class token, of shape {head}")
     distilled = header.has(r"embeddings\.distillation_token$")
     registers = "distillation_token" if distilled else "register_tokens"
-    count = (header.shapes.get(f"embeddings.{registers}") or (0, 0))[1]
-    grid, _ = table_grid(
-        header.shape("embeddings.position_embeddings", 3)[1],
-        [2 if distilled else 1],
-        (ph, pw),
-        stated.pop("image_size", None),
-        header.given.get("image_size"),
-    )
+    count = header.size(f"embeddings.{registers}", 1, 0)
+    rows = header.shape("embeddings.position_embeddings", 3)[1]
+    prefix = 2 if distilled else 1
+    size, _ = header.table_size(rows, [prefix], (ph, pw), stated.pop("image_size", None))
     block = f"{names['layers']}.0"
     query = _qkv(names, "query")
     heads = header.heads(width, stated.pop("num_heads", None))
     inner = header.shape(f"{block}.{query}.weight", 2)[0]
     scaled = f"{block}.{SCALES[0]}" in header.shapes
-    pooler = header.shapes.get("pooler.dense.weight")
+    pooler = header.size("pooler.dense.weight", 0, None)
     used = not head and not teacher and not header.given.get("num_classes")
     if pooler and used:
         _check_pooler(header)
     fields = {
-        "image_size": (grid[0] * ph, grid[1] * pw),
+        "image_size": size,
         "patch_size": (ph, pw),
         "in_channels": channels,
         "width": width,
@@ -94,8 +93,8 @@ def read(header: Header) -> Reading:
         "qkv_bias": f"{block}.{query}.bias" in header.shapes,
         "layer_scale": stated.pop("layer_scale", 1.0) if scaled else None,
         "num_registers": count,
-        # ViTModel ends in its pooler; a classifier reads the class token past it.
-        "representation_size": pooler[0] if pooler and used else None,
+        # ViTModel ends in its pooler. A classifier reads the class token before it.
+        "representation_size": pooler if used else None,
         "num_classes": head[0] if head else 0,
         "interpolation": "huggingface",
     }
@@ -104,12 +103,11 @@ def read(header: Header) -> Reading:
     if not head:
         stated.pop("labels", None)
     style = {"names": names, "registers": registers}
-    new_head = teacher or bool(head and head[1] != width)
-    return Reading(fields | stated, style, new_head, assumed)
+    return Reading(fields | stated, style, teacher or wide, assumed)
 
 
 def _check_pooler(header: Header) -> None:
-    """The Dense after the class token has a tanh here; its config may name another activation."""
+    """Refuses a pooler with another activation than tanh."""
     act = header.config.get("pooler_act", "tanh")
     if act != "tanh" and header.given.get("representation_size", 0) is not None:
         raise ValueError(
@@ -118,7 +116,7 @@ def _check_pooler(header: Header) -> None:
         )
 
 
-def _spelt(header: Header, names: Mapping[str, Any]) -> bool:
+def _has_names(header: Header, names: Mapping[str, Any]) -> bool:
     block = f"{names['layers']}.0"
     parts = (_qkv(names, "query"), names["mlp"][0], names["norms"][0])
     return all(f"{block}.{part}.weight" in header.shapes for part in parts)
@@ -128,19 +126,21 @@ def _qkv(names: Mapping[str, Any], name: str) -> str:
     return names["qkv"].format(name if "attention.attention" in names["qkv"] else name[0])
 
 
-def pairs(
+def huggingface_rows(
     config: ViTConfig,
     names: Mapping[str, Any] = OLD,
     registers: str = "register_tokens",
     prefix: str = "",
 ) -> Iterator[Row]:
-    """The table of names; `prefix` stands before all but the classifier."""
+    """The table of names. `prefix` precedes all names but the classifier's."""
     embeddings = f"{prefix}embeddings"
     table = f"{embeddings}.position_embeddings"
     yield from linear(f"{embeddings}.patch_embeddings.projection", "patches/projection", CONV)
     yield Pair(f"{embeddings}.cls_token", ("class_token/tokens",))
     if registers == "distillation_token" and config.num_registers:
-        yield from folded(config, f"{embeddings}.{registers}", table, config.num_registers)
+        yield from folded_registers(
+            config, f"{embeddings}.{registers}", table, config.num_registers
+        )
     else:
         yield Pair(table, ("position_embedding/table",), TABLE)
         if config.num_registers:
@@ -171,30 +171,39 @@ def _block(config, names, theirs, ours) -> Iterator[Pair]:
             yield Pair(f"{theirs}.{scale}", (f"{ours}/{branch}_scale/gamma",))
 
 
-def written(config: ViTConfig) -> Iterator[Row]:
-    """The table of the file we write: a model with a classifier prefixes the names of the rest."""
-    return pairs(config, prefix="vit." if config.num_classes else "")
+def _rows_to_write(config: ViTConfig) -> Iterator[Row]:
+    """The table of names of a ViTForImageClassification, or of a ViTModel without a head."""
+    return huggingface_rows(config, prefix="vit." if config.num_classes else "")
 
 
 HUGGINGFACE = Format(
     name="huggingface",
     mark=r"(?P<prefix>.*)embeddings\.patch_embeddings\.projection\.weight",
-    read=read,
-    pairs=pairs,
-    written=written,
+    read_config=read_huggingface,
+    rows=huggingface_rows,
+    rows_to_write=_rows_to_write,
     dropped={
-        r"embeddings\.mask_token$": "a token of masked training",
-        r"decoder\.": "the decoder of masked training",
-        r"pooler\.dense\.": "a pooler that the classifier does not read",
-        r"(cls_|distillation_)classifier\.": "heads of distillation, replaced as asked for",
+        r"embeddings\.mask_token$": "the mask token of pretraining",
+        r"decoder\.": "the decoder of pretraining",
+        r"pooler\.dense\.": "a pooler that the classifier does not use",
+        r"(cls_|distillation_)classifier\.": "heads of distillation, replaced as requested",
     },
     refused={
         r"(encoder\.layer|layers)\.0\.mlp\.(weights_in|gate_proj)": "a gated MLP (SwiGLU)",
         r"encoder\.layer\.0\.attention\.attention\.relative_position": "relative positions (BEiT)",
         r"embeddings\.(text|token)_embed": "a text model",
     },
-    writes=huggingface_config.WRITES,
-    complaints=huggingface_config.complaints,
-    config_json=huggingface_config.write,
-    extra_json={"preprocessor_config.json": huggingface_config.write_pixels},
+    writable={name: values for name, values in PLAIN.items() if name != "qkv_bias"}
+    | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token",)},
+    limits=(
+        STANDARD_HEADS,
+        Limit(
+            lambda c: not c.num_classes or c.representation_size is None,
+            "representation_size must be None if there is a head, which does not use the pooler",
+        ),
+    ),
+    json_files={
+        "config.json": huggingface_config.config_json,
+        "preprocessor_config.json": huggingface_config.preprocessor_json,
+    },
 )

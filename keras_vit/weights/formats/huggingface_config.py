@@ -1,11 +1,12 @@
-"""transformers' `config.json` and `preprocessor_config.json`: read, and written."""
+"""transformers' `config.json` and `preprocessor_config.json`: what they state, and ours."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
+from keras_vit.weights.formats.table import per_channel
 
-# The kinds whose encoder is a plain ViT: the epsilon and the image size that their config may omit.
+# Model types with a plain ViT as encoder, and the defaults of epsilon and image size.
 MODEL_TYPES = {
     "vit": (1e-12, 224),
     "deit": (1e-12, 224),
@@ -20,23 +21,11 @@ GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
-WRITES = {
-    "block_norm": ("pre",),
-    "qk_norm": (False,),
-    "layer_scale": (None,),
-    "class_token": (True,),
-    "num_registers": (0,),
-    "patch_norm": (False,),
-    "position_embedding": ("learned",),
-    "position_class_row": (True,),
-    "pooling": ("token",),
-    "final_norm": ("before_pooling",),
-    "classifier_activation": (None,),
-}
 
-
-def read(config: Mapping[str, Any], pixels: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """Fields of a `ViTConfig` that the two files state; transformers' defaults where they do not.
+def stated_fields(
+    config: Mapping[str, Any], pixels: Mapping[str, Any], channels: int
+) -> dict[str, Any]:
+    """Fields of a `ViTConfig` that the two files state, or transformers' defaults.
 
     `image_size`, `num_heads` and `labels` are hints that the caller checks against the arrays.
     """
@@ -48,7 +37,7 @@ def read(config: Mapping[str, Any], pixels: Mapping[str, Any], channels: int) ->
                 "model_type in config.json must be that of a plain ViT, one of "
                 f"{', '.join(MODEL_TYPES)}. Received: model_type={kind!r}"
             )
-        # transformers leaves out what has its default value in some versions.
+        # Some versions of transformers omit default values.
         epsilon, size = MODEL_TYPES[kind]
         defaults = {"num_attention_heads": 12, "hidden_act": "gelu"}
         config = {**defaults, "layer_norm_eps": epsilon, "image_size": size, **config}
@@ -70,14 +59,14 @@ def read(config: Mapping[str, Any], pixels: Mapping[str, Any], channels: int) ->
 def _gelu(act: Any) -> str:
     if act not in GELUS:
         raise ValueError(
-            f"hidden_act of the source must be one of {', '.join(GELUS)}. "
+            f"hidden_act in config.json must be one of {', '.join(GELUS)}. "
             f"Received: hidden_act={act!r}"
         )
     return GELUS[act]
 
 
 def _labels(names: Any) -> tuple[str, ...] | None:
-    """Class names in order; None where there are only stand-ins such as LABEL_0."""
+    """Class names in order; None if they are placeholders such as LABEL_0."""
     if not isinstance(names, Mapping) or not names:
         return None
     try:
@@ -113,7 +102,7 @@ def _height(size: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def write(config: ViTConfig) -> dict[str, Any]:
+def config_json(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` of a ViTForImageClassification, or of a ViTModel without a head."""
     labels = config.labels or tuple(f"LABEL_{i}" for i in range(config.num_classes))
     classes = {
@@ -142,7 +131,7 @@ def write(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def write_pixels(config: ViTConfig) -> dict[str, Any]:
+def preprocessor_json(config: ViTConfig) -> dict[str, Any]:
     """The `preprocessor_config.json`."""
     height, width = config.image_size
     numbers = {name: number for number, name in RESAMPLE.items()}
@@ -162,22 +151,10 @@ def write_pixels(config: ViTConfig) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": _per_channel(config.pixel_mean, channels),
-        "image_std": _per_channel(config.pixel_std, channels),
+        "image_mean": per_channel(config.pixel_mean, channels),
+        "image_std": per_channel(config.pixel_std, channels),
     }
-
-
-def complaints(config: ViTConfig) -> Iterator[str]:
-    """What transformers' ViT cannot build."""
-    if config.num_heads * config.key_dim != config.width:
-        yield f"head_dim must be width / num_heads, it is {config.head_dim}"
-    if config.num_classes and config.representation_size is not None:
-        yield "representation_size must be None beside a head, which reads past the pooler"
 
 
 def _size(pair: tuple[int, int]) -> int | list[int]:
     return pair[0] if pair[0] == pair[1] else list(pair)
-
-
-def _per_channel(values: Any, channels: int) -> list[float]:
-    return list(values) if isinstance(values, tuple) else [values] * channels

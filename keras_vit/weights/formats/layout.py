@@ -1,18 +1,19 @@
-"""One array in two layouts: a pattern says how an array of ours lies in a source."""
+"""`Layout`: how an array of ours is transposed and reshaped in another library's file."""
 
 import math
+import re
 
 import numpy as np
 
 
 class Layout:
-    """A transpose and a reshape, both ways, without touching a value.
+    """A transpose and a reshape in both directions; the values stay bit-identical.
 
-    The left side names the axes of our array, the right side says where they are in the source's;
-    brackets join axes and `1` is an axis of length one. Reading and writing are the same bits.
+    The left side names the axes of our array, the right side those of the source's. Parentheses
+    join axes, and `1` is an axis of length one.
 
     Args:
-        pattern: Such as "i h d -> (h d) i"; "" where both sides are the same.
+        pattern: For example "i h d -> (h d) i"; "" if both layouts are the same.
 
     Example:
 
@@ -41,14 +42,14 @@ class Layout:
         return tuple(math.prod(sizes[name] for name in group) for group in self.groups)
 
     def to_source(self, array: np.ndarray) -> np.ndarray:
-        """Our array as the source lays it out."""
+        """Our array in the source's layout."""
         if not self.names:
             return array
         axes = self._named(array.shape)
         return array.reshape(axes).transpose(self.order).reshape(self.source_shape(array.shape))
 
     def to_ours(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The source's array as ours of shape `shape`."""
+        """The source's array in our layout, with shape `shape`."""
         if not self.names:
             return array.reshape(shape)
         axes = self._named(shape)
@@ -61,16 +62,6 @@ class Layout:
 
 
 def _groups(text: str) -> list[list[str]]:
-    """The axes that each word or bracket joins; none for a `1`."""
-    groups: list[list[str]] = []
-    inside = False
-    for word in text.replace("(", " ( ").replace(")", " ) ").split():
-        if word in "()":
-            inside = word == "("
-            if inside:
-                groups.append([])
-        elif inside:
-            groups[-1].append(word)
-        else:
-            groups.append([] if word == "1" else [word])
-    return groups
+    """The axes that each word or pair of parentheses joins; none for a `1`."""
+    words = re.findall(r"\(.*?\)|\S+", text)
+    return [[] if word == "1" else word.strip("()").split() for word in words]

@@ -1,13 +1,13 @@
-"""What a format is: names that betray it, a reading of its config, and a table of names.
+"""How a format is described: the names that identify it, how it states a config, a table of names.
 
-A format pairs each weight of ours with an array of its own. The same table loads and saves.
+A row of the table pairs weights of ours with arrays of the source. The same table loads and saves.
 """
 
 import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from keras_vit.config import ViTConfig
 from keras_vit.weights.formats.layout import Layout
 
 Shape = tuple[int, ...]
+Arrays = Mapping[str, np.ndarray]
 
-# Widths of published models whose heads are not 64 wide, all with 16 of them: So400m (arXiv
-# 2305.13035), H (2010.11929), g and G (2106.04560), e (2209.06794).
+# Published models with 16 heads that are not 64 wide, by width: So400m (arXiv 2305.13035),
+# H (2010.11929), g and G (2106.04560), e (2209.06794).
 WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
 
 
@@ -25,50 +26,70 @@ WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
 class Pair:
     """One array of the source, and the weights of ours that it holds.
 
-    Several weights of ours lie behind one another on its first axis, or with `stack` are the
-    entries of a new first axis.
+    Several weights are concatenated on its first axis, or with `stack` stacked on a new first axis.
     """
 
     source: str
-    ours: tuple[str, ...]
+    paths: tuple[str, ...]
     layout: Layout = Layout("")
     stack: bool = False
 
-    def source_shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """The shape the source's array has where ours have `shapes`."""
-        first, *rest = self.layout.source_shape(shapes[self.ours[0]])
-        count = len(self.ours)
-        return (count, first, *rest) if self.stack else (count * first, *rest)
+    def source_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """The source's shape, given the shapes of our weights."""
+        first, *rest = self.layout.source_shape(shapes[self.paths[0]])
+        count = len(self.paths)
+        shape = (count, first, *rest) if self.stack else (count * first, *rest)
+        return {self.source: shape}
 
-    def read(self, array: np.ndarray, shapes: Mapping[str, Shape]) -> Iterator:
-        """Our weights in the source's array: pairs of path and value."""
-        parts = array if self.stack else np.split(array, len(self.ours))
-        for path, part in zip(self.ours, parts, strict=True):
+    def to_ours(self, arrays: Arrays, shapes: Mapping[str, Shape]) -> Iterator:
+        """Our weights, as pairs of path and value."""
+        array = arrays[self.source]
+        parts = array if self.stack else np.split(array, len(self.paths))
+        for path, part in zip(self.paths, parts, strict=True):
             yield path, self.layout.to_ours(part, shapes[path])
 
-    def write(self, weights: Callable[[str], np.ndarray]) -> np.ndarray:
+    def to_source(self, weight: Callable[[str], np.ndarray]) -> np.ndarray:
         """The source's array from our weights."""
-        parts = [self.layout.to_source(weights(path)) for path in self.ours]
-        if self.stack:
-            return np.stack(parts)
-        return np.concatenate(parts) if len(parts) > 1 else np.ascontiguousarray(parts[0])
+        parts = [self.layout.to_source(weight(path)) for path in self.paths]
+        return np.stack(parts) if self.stack else np.concatenate(parts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """A weight of ours that is computed from arrays of the source, and cannot be written back."""
+    """A weight of ours that is computed from arrays of the source. It cannot be written back."""
 
-    ours: str
+    path: str
     sources: Mapping[str, Shape]
     compute: Callable[..., np.ndarray]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    def source_shapes(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        return self.sources
+
+    def to_ours(self, arrays: Arrays, shapes: Mapping[str, Shape]) -> Iterator:
+        value = self.compute(*(arrays[name] for name in self.sources))
+        yield self.path, value.reshape(shapes[self.path])
 
 
 @dataclasses.dataclass(frozen=True)
 class Empty:
-    """An array of the source that never holds a number."""
+    """An array of the source without elements."""
 
     source: str
     shape: Shape
+    paths: tuple[str, ...] = ()
+
+    def source_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        return {self.source: self.shape}
+
+    def to_ours(self, arrays: Arrays, shapes: Mapping[str, Shape]) -> Iterator:
+        return iter(())
+
+    def to_source(self, weight: Callable[[str], np.ndarray]) -> np.ndarray:
+        return np.zeros(self.shape, np.float32)
 
 
 Row = Pair | Derived | Empty
@@ -76,28 +97,28 @@ Row = Pair | Derived | Empty
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a checkpoint says before its arrays are read."""
+    """What is known of a checkpoint before its arrays are read."""
 
     shapes: Mapping[str, Shape]
-    """Shapes by name, without the prefix of the format that reads it."""
+    """Shapes by name, without the format's prefix."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The `config.json` beside the weights."""
     pixels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The `preprocessor_config.json` beside the weights."""
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of the config as the caller gave them."""
+    """Fields of the config that the caller passed."""
 
     def has(self, pattern: str) -> bool:
-        """Whether a name matches from its first letter on."""
+        """Whether the start of a name matches."""
         return any(re.match(pattern, name) for name in self.shapes)
 
     def count(self, pattern: str) -> int:
-        """How many numbers the pattern's group takes: the depth of a stack of blocks."""
+        """How many values the pattern's group takes, for example the number of blocks."""
         found = (re.match(pattern, name) for name in self.shapes)
         return len({match[1] for match in found if match})
 
     def shape(self, name: str, rank: int) -> Shape:
-        """The shape of an array that the config cannot be read without."""
+        """The shape of a required array."""
         shape = self.shapes.get(name)
         if shape is None or len(shape) != rank or 0 in shape:
             raise ValueError(
@@ -106,35 +127,120 @@ class Header:
             )
         return shape
 
+    def size(self, name: str, axis: int, default: Any) -> Any:
+        """One axis of an optional array."""
+        shape = self.shapes.get(name, ())
+        return shape[axis] if -len(shape) <= axis < len(shape) else default
+
     def unstated(self, names: Iterable[str], stated: Mapping[str, Any]) -> set[str]:
-        """Those of the fields that neither the caller nor the source states."""
+        """The fields that neither the caller nor the source states."""
         return {name for name in names if self.given.get(name) is None and name not in stated}
 
     def heads(self, width: int, stated: int | None = None) -> int:
-        """Attention heads: given, stated by the source, or as published for this width."""
+        """Attention heads: passed, stated by the source, or as published for this width."""
         heads = self.given.get("num_heads") or stated or WIDE_HEADS.get(width)
         if heads is not None and (type(heads) is not int or heads < 1):
             raise ValueError(f"num_heads must be a positive int. Received: num_heads={heads!r}")
         if heads is None and width % 64:
             raise ValueError(
-                "num_heads must be given where no config.json states it and width is not a "
-                f"multiple of 64. Received: num_heads=None, width={width}"
+                "num_heads must be given if no config.json states it and width is not a multiple "
+                f"of 64. Received: num_heads=None, width={width}"
             )
         return heads or width // 64
+
+    def table_size(
+        self, rows: int, prefixes: Iterable[int], patch: Shape, stated: Any = None
+    ) -> tuple[tuple[int, int], int]:
+        """The image size of a position table, and how many of its rows precede the patches.
+
+        Args:
+            rows: Rows of the table.
+            prefixes: How many rows may precede the patches, as the names of the arrays show.
+            patch: Patch height and width.
+            stated: The image size that the source states, if any. The caller's is used only if
+                the number of patches is not a square.
+        """
+        given = self.given.get("image_size")
+        sides = {p: math.isqrt(rows - p) for p in prefixes if rows > p}
+        stated, passed = (_grid(size, patch) for size in (stated, given))
+        for height, width in (stated, *((side, side) for side in sides.values()), passed):
+            for prefix in sides:
+                if height * width == rows - prefix:
+                    return (height * patch[0], width * patch[1]), prefix
+        raise ValueError(
+            "image_size must be the checkpoint's own if its position table is not a square grid. "
+            f"model.resized changes it afterwards. Received: image_size={given!r}, a table of "
+            f"{rows} rows, {' or '.join(map(str, prefixes))} of them before the patches"
+        )
+
+    def require_new_head(self, found: str, *, pooling: bool = False) -> None:
+        """Raises unless the caller replaces a head that a `ViT` cannot have."""
+        needed = {"num_classes": "0"} | ({"pooling": "'mean'"} if pooling else {})
+        if not needed.keys() <= self.given.keys():
+            fields = ", ".join(f"{name}={value}" for name, value in sorted(needed.items())[::-1])
+            raise ValueError(
+                f"source must not have {found}, which ViT does not have. Load its encoder with "
+                f"{fields} (or another num_classes for a new head). "
+                f"Received: a checkpoint with {found}"
+            )
+
+
+def _grid(size: Any, patch: Shape) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else (size or (0, 0))
+    return height // patch[0], width // patch[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a format reads in a header."""
+    """What a format reads from a header."""
 
     fields: dict[str, Any]
-    """Fields of the `ViTConfig` that the checkpoint was made with."""
+    """Fields of the checkpoint's `ViTConfig`."""
     style: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """How this file spells its names: keyword arguments of the format's table."""
+    """How this file spells its names: keyword arguments of the format's `rows`."""
     new_head: bool = False
     """Whether the checkpoint's head cannot be used."""
     assumed: tuple[str, ...] = ()
-    """Fields that decide the numerics and that nothing in the checkpoint states."""
+    """Fields that change the result and that nothing in the checkpoint states."""
+
+
+class Limit(NamedTuple):
+    """What a format requires of a config to be written."""
+
+    holds: Callable[[ViTConfig], bool]
+    text: str
+    """The error if it does not hold, in which `{0}` is the config."""
+
+
+STANDARD_HEADS = Limit(
+    lambda c: c.num_heads * c.key_dim == c.width,
+    "head_dim must be width / num_heads, it is {0.head_dim}",
+)
+CLASS_ROW = Limit(
+    lambda c: c.class_token == c.class_row,
+    "position_class_row must be True: the format's table has a row for the class token",
+)
+POOLS_ITS_TOKEN = Limit(
+    lambda c: (c.pooling == "token") == c.class_token,
+    "pooling must be 'token' with a class token and 'mean' without one",
+)
+HAS_HEAD = Limit(
+    lambda c: c.num_classes > 0,
+    "num_classes must be greater than 0: the format's models have a head",
+)
+
+# What the paper's ViT has, and so the libraries' first models.
+PLAIN: dict[str, tuple] = {
+    "block_norm": ("pre",),
+    "qkv_bias": (True,),
+    "qk_norm": (False,),
+    "layer_scale": (None,),
+    "num_registers": (0,),
+    "patch_norm": (False,),
+    "position_embedding": ("learned",),
+    "final_norm": ("before_pooling",),
+    "classifier_activation": (None,),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,77 +248,56 @@ class Format:
     """One source of checkpoints.
 
     Attributes:
-        name: What `save_pretrained(format=...)` calls it.
-        mark: A pattern of a name that only this source has; its group `prefix` is what stands
-            before all its names.
-        written: The table of the file we write, where it is not `pairs(config)`.
-        needs: Patterns of which one must match too, where another source has the same mark.
-        read: From a header to the config.
-        pairs: From a config, and a style, to the table of names.
-        dropped: Patterns of arrays that a model does not need, and why.
-        refused: Patterns of arrays that show an architecture we do not have, and what it is.
-        writes: Values a config must have in certain fields to be expressed in this format; None
-            where we only read it.
-        complaints: What else keeps a config from being expressed.
-        config_json: What stands in `config.json` beside the weights, for formats of folders.
-        extra_json: Other JSON files beside it.
-        suffix: Of the file.
+        name: Its name in `save_pretrained(format=...)`.
+        mark: A pattern of a name that only this source has. Its group `prefix` is the prefix of
+            all names.
+        needs: Patterns of which one must match too, if other sources have the same mark.
+        read_config: From a header to the config.
+        rows: From a config, and a style, to the table of names.
+        rows_to_write: The table of the file that we write, if it is not `rows(config)`.
+        dropped: Patterns of arrays that a model does not need, and the reason.
+        refused: Patterns of arrays of an architecture that ViT cannot be, and its description.
+        writable: Values that fields must have to be written in this format; None if it is
+            read-only.
+        limits: What else a config must fulfill to be written.
+        json_files: The JSON files beside the weights by name, for formats that write folders.
+        suffix: The suffix of the weight file.
     """
 
     name: str
     mark: str
-    read: Callable[[Header], Reading]
-    pairs: Callable[..., Iterable[Row]]
-    written: Callable[[ViTConfig], Iterable[Row]] | None = None
+    read_config: Callable[[Header], Reading]
+    rows: Callable[..., Iterable[Row]]
+    rows_to_write: Callable[[ViTConfig], Iterable[Row]] | None = None
     needs: tuple[str, ...] = ()
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    writes: Mapping[str, tuple] | None = None
-    complaints: Callable[[ViTConfig], Iterable[str]] = lambda config: ()
-    config_json: Callable[[ViTConfig], dict] | None = None
-    extra_json: Mapping[str, Callable[[ViTConfig], dict]] = dataclasses.field(default_factory=dict)
+    writable: Mapping[str, tuple] | None = None
+    limits: tuple[Limit, ...] = ()
+    json_files: Mapping[str, Callable[[ViTConfig], dict]] = dataclasses.field(default_factory=dict)
     suffix: str = ".safetensors"
 
     def prefix(self, names: Iterable[str]) -> str | None:
-        """What stands before this format's names, or None where it is another's file."""
+        """The prefix of this format's names, or None if the names are another format's."""
         names = list(names)
         found = (re.fullmatch(self.mark, name) for name in names)
-        prefixes = [match["prefix"] for match in found if match]
-        for prefix in sorted(set(prefixes), key=len):
+        for prefix in sorted({match["prefix"] for match in found if match}, key=len):
             rest = [name.removeprefix(prefix) for name in names]
             if not self.needs or any(re.match(p, name) for p in self.needs for name in rest):
                 return prefix
         return None
 
+    def unsupported(self, config: ViTConfig) -> Iterator[str]:
+        """Why the format cannot express a config: the field, the rule and the value."""
+        for name, values in (self.writable or {}).items():
+            value = getattr(config, name)
+            if not any(
+                value == v and isinstance(value, bool) == isinstance(v, bool) for v in values
+            ):
+                yield f"{name} must be {' or '.join(map(repr, values))}, it is {value!r}"
+        yield from (limit.text.format(config) for limit in self.limits if not limit.holds(config))
 
-def table_grid(
-    rows: int, prefixes: Iterable[int], patch: Shape, stated: Any = None, given: Any = None
-) -> tuple[tuple[int, int], int]:
-    """The grid of a position table, and how many of its rows stand before the patches.
 
-    Args:
-        rows: Rows of the table.
-        prefixes: How many there can be before the patches; names say it, not the count.
-        patch: Patch height and width.
-        stated: The image size the source states, if any.
-        given: The image size the caller wants, which is believed where the count is no square.
-    """
-    prefixes = list(prefixes)
-    grids = []
-    for size in (stated, given):
-        height, width = (size, size) if isinstance(size, int) else (size or (0, 0))
-        grids.append((height // patch[0], width // patch[1]))
-
-    def fits(grid: tuple[int, int]) -> list[int]:
-        return [p for p in prefixes if rows > p and grid[0] * grid[1] == rows - p]
-
-    sides = [math.isqrt(rows - p) for p in prefixes if rows > p]
-    squares = [(side, side) for side in sides]
-    for grid in (grids[0], *squares, grids[1]):
-        if fits(grid):
-            return grid, fits(grid)[0]
-    raise ValueError(
-        "image_size must be the checkpoint's own where its position table is no square grid, or be "
-        f"resized afterwards with model.resized. Received: image_size={given!r}, a table of {rows} "
-        f"rows, of which {' or '.join(map(str, prefixes))} stand before the patches"
-    )
+def per_channel(values: Any, channels: int) -> list[float]:
+    """`pixel_mean` or `pixel_std` as other libraries state it: one number per channel."""
+    return list(values) if isinstance(values, tuple) else [values] * channels

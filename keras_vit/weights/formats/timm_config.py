@@ -1,75 +1,53 @@
-"""timm's `config.json`: what it states of a model, and the one we write for it."""
+"""timm's `config.json`: the fields that it states, and the file that we write."""
 
 import csv
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from keras_vit.config import RESIZE_METHODS, ViTConfig
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+from keras_vit.weights.formats.table import per_channel
 
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
-# Arguments of timm's model that a config can hold: arrays show what they do, or `read` reads them.
+# Arguments of timm's model that are visible in the arrays or read by `stated_fields`.
 READ = (
     *("img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth"),
     *("num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token"),
     *("pos_embed", "no_embed_class", "reg_tokens", "pre_norm", "final_norm", "fc_norm"),
     *("pool_include_prefix", "scale_attn_norm", "scale_mlp_norm", "norm_layer", "act_layer"),
 )
-# And those that change nothing where the model has its own size and does not train.
+# Arguments without effect on a model at its own size that does not train.
 IDLE = ("dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init")
 GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh"}
-NORMS = {"layernorm": 1e-6}  # epsilon where the name alone is given
+NORMS = {"layernorm": 1e-6}  # epsilon if only the name is given
 ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 
-# Functions of timm that build each published size; any will do, as all arguments are written out.
+# In the names of timm's functions, by width. Any function works: all arguments are written out.
+SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
-SIZES = {
-    (192, 12, 16): "vit_tiny_patch16_224",
-    (384, 12, 16): "vit_small_patch16_224",
-    (384, 12, 32): "vit_small_patch32_224",
-    (768, 12, 32): "vit_base_patch32_224",
-    (768, 12, 8): "vit_base_patch8_224",
-    (1024, 24, 16): "vit_large_patch16_224",
-    (1024, 24, 32): "vit_large_patch32_224",
-    (1024, 24, 14): "vit_large_patch14_224",
-    (1280, 32, 14): "vit_huge_patch14_224",
-    (1408, 40, 14): "vit_giant_patch14_224",
-    (1664, 48, 14): "vit_gigantic_patch14_224",
-}
-
-WRITES = {
-    "norm_epsilon": (1e-6,),
-    "block_norm": ("pre",),
-    "patch_norm": (False,),
-    "position_embedding": ("learned", "none"),
-    "representation_size": (None,),
-    "classifier_activation": (None,),
-}
 
 
 @functools.cache
 def architectures() -> dict[str, dict[str, str]]:
-    """Every architecture of timm's ViT files by name: what no array shows of it.
+    """What no array shows of timm's ViT architectures, by name.
 
-    The table is `timm_architectures.csv`. A program of the tests, `derive_architectures.py`,
-    derives it from timm's own modules, and a test compares the two.
+    `derive_architectures.py` in the tests derives the table, `timm_architectures.csv`, from timm's
+    own modules, and a test compares the two.
     """
     with Path(__file__).with_name("timm_architectures.csv").open(encoding="utf-8") as file:
         return {row.pop("architecture"): row for row in csv.DictReader(file)}
 
 
-def read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a `ViTConfig` that timm's `config.json` states; `pooling` may be "map"."""
+def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `ViTConfig` that `config.json` states; `pooling` may be "map"."""
     fields = _architecture(config["architecture"]) if "architecture" in config else {}
     arguments = dict(config.get("model_args") or {})
     for name, value in arguments.items():
         if name not in READ + IDLE and not name.endswith("drop_rate") and value:
             raise ValueError(
-                "model_args of config.json must describe a plain ViT; keras_vit does not know "
-                f"what this one does. Received: {name}={value!r}"
+                "model_args in config.json must describe a plain ViT. keras_vit does not know "
+                f"this argument. Received: {name}={value!r}"
             )
     if "num_heads" in arguments:
         fields["num_heads"] = arguments["num_heads"]
@@ -90,7 +68,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _architecture(name: Any) -> dict[str, Any]:
-    """What timm's function of this name decides, or an error where it builds another model."""
+    """The fields that timm's function of this name sets. Refuses other kinds of model."""
     row = architectures().get(str(name).split(".")[0])
     if row is None:
         raise ValueError(
@@ -100,7 +78,7 @@ def _architecture(name: Any) -> dict[str, Any]:
         )
     if row["unlike"]:
         raise ValueError(
-            f"source must be a plain ViT; this one has {row['unlike']}, which ViT does not have. "
+            f"source must be a plain ViT. This one has {row['unlike']}, which ViT does not have. "
             f"Received: architecture={name!r}"
         )
     return {
@@ -135,22 +113,22 @@ def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    # Files written before 2023 have its entries at the top.
+    # Files written before 2023 have these entries at the top level.
     return config.get("pretrained_cfg") or config
 
 
 def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if not isinstance(value, str) or value not in known:
         raise ValueError(
-            f"{name} of the source must be one of {', '.join(map(repr, known))}. "
+            f"{name} in config.json must be one of {', '.join(map(repr, known))}. "
             f"Received: {name}={value!r}"
         )
     return known[value]
 
 
-def write(config: ViTConfig) -> dict[str, Any]:
+def config_json(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` from which `timm.create_model("local-dir:...")` builds this model."""
-    size = (config.width, config.depth, config.patch_size[0])
+    name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
     pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
@@ -175,7 +153,7 @@ def write(config: ViTConfig) -> dict[str, Any]:
     }
     labels = {} if config.labels is None else {"label_names": list(config.labels)}
     return {
-        "architecture": SIZES.get(size, BASE),
+        "architecture": name if name in architectures() else BASE,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pool,
@@ -187,8 +165,8 @@ def write(config: ViTConfig) -> dict[str, Any]:
             "interpolation": config.resize_method,
             "crop_pct": config.crop_fraction or 1.0,
             "crop_mode": "squash" if config.crop_fraction is None else "center",
-            "mean": _per_channel(config.pixel_mean, config.in_channels),
-            "std": _per_channel(config.pixel_std, config.in_channels),
+            "mean": per_channel(config.pixel_mean, config.in_channels),
+            "std": per_channel(config.pixel_std, config.in_channels),
             "num_classes": config.num_classes,
             "first_conv": "patch_embed.proj",
             "classifier": "head",
@@ -196,22 +174,7 @@ def write(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def complaints(config: ViTConfig) -> Iterator[str]:
-    """What timm's class cannot build."""
-    if config.num_heads * config.key_dim != config.width:
-        yield f"head_dim must be width / num_heads, it is {config.head_dim}"
-    if config.num_registers and config.class_row:
-        yield (
-            "position_class_row must be False beside registers: timm's table then has rows for all "
-            "tokens in front, or for none"
-        )
-
-
 def _ratio(hidden: int, width: int) -> float:
-    # timm rounds down, and a ratio such as 4304 / 1152 may fall just below.
+    # timm rounds down: a ratio such as 4304 / 1152 may be slightly too small.
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
-
-
-def _per_channel(values: Any, channels: int) -> list[float]:
-    return list(values) if isinstance(values, tuple) else [values] * channels

@@ -1,4 +1,4 @@
-"""How PyTorch lays out the layers all its models share: (out, in) matrices and OIHW kernels."""
+"""Layouts and names that all PyTorch models share: (out, in) matrices and OIHW kernels."""
 
 from collections.abc import Iterator
 
@@ -13,22 +13,23 @@ FROM_HEADS = Layout("h d o -> o (h d)")
 TABLE = Layout("t d -> 1 t d")
 
 QKV = ("query", "key", "value")
+IMAGENET_PIXELS = {"pixel_mean": (0.485, 0.456, 0.406), "pixel_std": (0.229, 0.224, 0.225)}
 
 
 def norm(theirs: str, ours: str) -> Iterator[Pair]:
-    """A LayerNorm."""
+    """The rows of a LayerNorm."""
     yield Pair(f"{theirs}.weight", (f"{ours}/gamma",))
     yield Pair(f"{theirs}.bias", (f"{ours}/beta",))
 
 
 def linear(theirs: str, ours: str, layout: Layout = MATRIX) -> Iterator[Pair]:
-    """A Linear or a convolution, with its bias."""
+    """The rows of a Linear or a convolution with bias."""
     yield Pair(f"{theirs}.weight", (f"{ours}/kernel",), layout)
     yield Pair(f"{theirs}.bias", (f"{ours}/bias",))
 
 
 def qkv(weight: str, bias: str | None, ours: str) -> Iterator[Pair]:
-    """Query, key and value in one matrix, as timm, torchvision and vit-pytorch have them."""
+    """The rows of one matrix for query, key and value: timm, torchvision, vit-pytorch."""
     yield Pair(weight, tuple(f"{ours}/{name}/kernel" for name in QKV), INTO_HEADS)
     if bias is not None:
         yield Pair(bias, tuple(f"{ours}/{name}/bias" for name in QKV), HEADS_BIAS)

@@ -1,28 +1,42 @@
 """State dicts of torchvision's `models.vision_transformer`.
 
-LayerNorm's epsilon is 1e-6, GELU exact; the table is resampled as `interpolate_embeddings` does.
-Pixels as in its weights that were trained from scratch: ImageNet's statistics.
+LayerNorm's epsilon is 1e-6 and GELU is exact. The position table is resampled as
+`interpolate_embeddings` does. Pixels have ImageNet's statistics, as in the weights that torchvision
+trained from scratch.
 """
 
 from collections.abc import Iterator
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights.formats.table import Format, Header, Pair, Reading, table_grid
-from keras_vit.weights.formats.torch_names import CONV, FROM_HEADS, TABLE, linear, norm, qkv
+from keras_vit.weights.formats.table import (
+    HAS_HEAD,
+    PLAIN,
+    STANDARD_HEADS,
+    Format,
+    Header,
+    Limit,
+    Pair,
+    Reading,
+)
+from keras_vit.weights.formats.torch_names import (
+    CONV,
+    FROM_HEADS,
+    IMAGENET_PIXELS,
+    TABLE,
+    linear,
+    norm,
+    qkv,
+)
 
-IMAGENET = {"pixel_mean": (0.485, 0.456, 0.406), "pixel_std": (0.229, 0.224, 0.225)}
 MLP = {"new": ("mlp.0", "mlp.3"), "old": ("mlp.linear_1", "mlp.linear_2")}
 LAYER = "encoder.layers.encoder_layer_"
 
 
-def read(header: Header) -> Reading:
-    """The config; a file on its own does not state the heads."""
+def read_torchvision(header: Header) -> Reading:
+    """The config. The file does not state the number of heads."""
     width, channels, ph, pw = header.shape("conv_proj.weight", 4)
     mlp = "old" if header.has(LAYER + r"0\.mlp\.linear_1\.") else "new"
-    rows = header.shape("encoder.pos_embedding", 3)[1]
-    grid, _ = table_grid(rows, [1], (ph, pw), given=header.given.get("image_size"))
-    size = (grid[0] * ph, grid[1] * pw)
-    head = header.shapes.get("heads.head.weight")
+    size, _ = header.table_size(header.shape("encoder.pos_embedding", 3)[1], [1], (ph, pw))
     fields = {
         "image_size": size,
         "patch_size": (ph, pw),
@@ -33,17 +47,17 @@ def read(header: Header) -> Reading:
         "mlp_dim": header.shape(f"{LAYER}0.{MLP[mlp][0]}.weight", 2)[0],
         "norm_epsilon": 1e-6,
         "gelu": "exact",
-        "representation_size": (header.shapes.get("heads.pre_logits.weight") or (None,))[0],
-        "num_classes": head[0] if head else 0,
+        "representation_size": header.size("heads.pre_logits.weight", 0, None),
+        "num_classes": header.size("heads.head.weight", 0, 0),
         "interpolation": "torchvision",
         "resize_method": "bilinear" if size == (224, 224) else "bicubic",
         "crop_fraction": 224 / 256 if size == (224, 224) else 1.0,
+        **(IMAGENET_PIXELS if channels == 3 else {}),
     }
-    assumed = tuple(header.unstated(("num_heads",), {}))
-    return Reading(fields | (IMAGENET if channels == 3 else {}), {"mlp": mlp}, assumed=assumed)
+    return Reading(fields, {"mlp": mlp}, assumed=tuple(header.unstated(("num_heads",), {})))
 
 
-def pairs(config: ViTConfig, mlp: str = "new") -> Iterator[Pair]:
+def torchvision_rows(config: ViTConfig, mlp: str = "new") -> Iterator[Pair]:
     """The table of names."""
     yield from linear("conv_proj", "patches/projection", CONV)
     yield Pair("class_token", ("class_token/tokens",))
@@ -66,40 +80,31 @@ def pairs(config: ViTConfig, mlp: str = "new") -> Iterator[Pair]:
         yield from linear("heads.head", "head")
 
 
-def complaints(config: ViTConfig) -> Iterator[str]:
-    """What torchvision's class cannot build."""
-    for name in ("image_size", "patch_size"):
-        height, width = getattr(config, name)
-        if height != width:
-            yield f"{name} must be a square, it is {(height, width)}"
-    if config.num_heads * config.key_dim != config.width:
-        yield f"head_dim must be width / num_heads, it is {config.head_dim}"
-    if not config.num_classes:
-        yield "num_classes must be greater than 0: the model always has a head"
-
-
 TORCHVISION = Format(
     name="torchvision",
     mark=r"(?P<prefix>.*)encoder\.layers\.encoder_layer_0\.self_attention\.in_proj_weight",
-    read=read,
-    pairs=pairs,
+    read_config=read_torchvision,
+    rows=torchvision_rows,
     refused={r"conv_proj\.conv_": "a stem of several convolutions"},
-    writes={
+    writable=PLAIN
+    | {
         "gelu": ("exact",),
         "norm_epsilon": (1e-6,),
-        "block_norm": ("pre",),
         "in_channels": (3,),
-        "qkv_bias": (True,),
-        "qk_norm": (False,),
-        "layer_scale": (None,),
         "class_token": (True,),
-        "num_registers": (0,),
-        "patch_norm": (False,),
-        "position_embedding": ("learned",),
         "position_class_row": (True,),
         "pooling": ("token",),
-        "final_norm": ("before_pooling",),
-        "classifier_activation": (None,),
     },
-    complaints=complaints,
+    limits=(
+        Limit(
+            lambda c: c.image_size[0] == c.image_size[1],
+            "image_size must be a square, it is {0.image_size}",
+        ),
+        Limit(
+            lambda c: c.patch_size[0] == c.patch_size[1],
+            "patch_size must be a square, it is {0.patch_size}",
+        ),
+        STANDARD_HEADS,
+        HAS_HEAD,
+    ),
 )

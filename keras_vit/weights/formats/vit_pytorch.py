@@ -1,7 +1,7 @@
-"""State dicts of vit-pytorch's `ViT`, which changed its names over the years.
+"""State dicts of vit-pytorch's `ViT`, old and new.
 
-LayerNorm's epsilon is 1e-5, GELU exact, query, key and value have no bias. Newer models normalise
-patches before and after their projection; patches are flattened row, column, channel.
+LayerNorm's epsilon is 1e-5, GELU is exact, and query, key and value have no bias. Newer models
+normalize patches before and after the projection. Patches are flattened as (row, column, channel).
 """
 
 import math
@@ -13,14 +13,18 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import (
+    CLASS_ROW,
+    HAS_HEAD,
+    PLAIN,
+    POOLS_ITS_TOKEN,
     Derived,
     Empty,
     Format,
     Header,
+    Limit,
     Pair,
     Reading,
     Row,
-    table_grid,
 )
 from keras_vit.weights.formats.torch_names import FROM_HEADS, TABLE, linear, norm, qkv
 
@@ -29,8 +33,8 @@ EMBEDDING = "to_patch_embedding"
 LAYERS = "transformer.layers"
 
 
-def read(header: Header) -> Reading:
-    """The config; the file states neither heads nor pooling, and the patch only as a product."""
+def read_vit_pytorch(header: Header) -> Reading:
+    """The config. The file states neither heads nor pooling, and of patches only their area."""
     given = header.given
     patch_norm = f"{EMBEDDING}.3.weight" in header.shapes
     projection = f"{EMBEDDING}.{2 if patch_norm else 1}"
@@ -38,7 +42,7 @@ def read(header: Header) -> Reading:
     patch = _patch(pixels, given)
     channels = pixels // math.prod(patch)
     table = header.shapes.get("pos_embedding", ())
-    token = (header.shapes.get("cls_token") or (0,))[-2:]
+    token = bool(header.size("cls_token", -2, 0))
     style: dict[str, Any] = {
         "flat": len(table) == 2,
         "wrapped": f"{LAYERS}.0.0.fn.to_qkv.weight" in header.shapes,
@@ -48,17 +52,12 @@ def read(header: Header) -> Reading:
     attention = f"{LAYERS}.0.0{'.fn' if style['wrapped'] else ''}"
     inner = header.shape(f"{attention}.to_qkv.weight", 2)[0] // 3
     style["project"] = f"{attention}.to_out.0.weight" in header.shapes
-    # Without a projection there is one head as wide as the model.
+    # Without an output projection there is one head as wide as the model.
     heads = (given.get("num_heads") or _heads(inner)) if style["project"] else 1
-    grid, _ = table_grid(
-        header.shape("pos_embedding", len(table))[-2],
-        [token[0]],
-        patch,
-        given=given.get("image_size"),
-    )
-    head = header.shapes.get(f"{style['head']}.weight")
+    rows = header.shape("pos_embedding", 2 if style["flat"] else 3)[-2]
+    size, _ = header.table_size(rows, [int(token)], patch)
     fields = {
-        "image_size": (grid[0] * patch[0], grid[1] * patch[1]),
+        "image_size": size,
         "patch_size": patch,
         "in_channels": channels,
         "width": width,
@@ -69,31 +68,24 @@ def read(header: Header) -> Reading:
         "norm_epsilon": 1e-5,
         "gelu": "exact",
         "qkv_bias": False,
-        "class_token": bool(token[0]),
+        "class_token": token,
         "patch_norm": patch_norm,
-        "pooling": "token" if token[0] else "mean",
-        "final_norm": _final_norm(style),
-        "num_classes": head[0] if head else 0,
+        "pooling": "token" if token else "mean",
+        "final_norm": "after_pooling" if style["norm_name"] == "mlp_head.0" else "before_pooling",
+        "num_classes": header.size(f"{style['head']}.weight", 0, 0),
     }
-    assumed = header.unstated(("num_heads", "pooling"), {})
-    if not style["project"]:
-        assumed -= {"num_heads"}
-    if not token[0]:
-        assumed -= {"pooling"}
+    unstated = ["num_heads"] * style["project"] + ["pooling"] * token
+    assumed = header.unstated(unstated, {})
     return Reading(fields, style, assumed=tuple(sorted(assumed)))
 
 
 def _heads(inner: int) -> int:
-    if inner % 64:  # dim_head is 64 unless its user said otherwise
+    if inner % 64:  # dim_head defaults to 64
         raise ValueError(
-            "num_heads must be given where the heads are not 64 wide. "
+            "num_heads must be given if the heads are not 64 wide. "
             f"Received: num_heads=None, queries of width {inner}"
         )
     return inner // 64
-
-
-def _final_norm(style: dict[str, Any]) -> str:
-    return "before_pooling" if style["norm_name"] == "transformer.norm" else "after_pooling"
 
 
 def _patch(pixels: int, given: Any) -> tuple[int, int]:
@@ -103,21 +95,21 @@ def _patch(pixels: int, given: Any) -> tuple[int, int]:
     side = math.isqrt(pixels // 3)
     if 3 * side * side != pixels:
         raise ValueError(
-            "patch_size must be given where patches are no squares of three channels. "
+            "patch_size must be given if patches are not squares with three channels. "
             f"Received: patch_size=None, {pixels} numbers a patch"
         )
     return (side, side)
 
 
 def _mlp(style: dict[str, Any], block: int) -> tuple[str, str, str]:
-    """Names of an MLP's LayerNorm and its two products."""
+    """Names of an MLP's LayerNorm and its two Linear layers."""
     base = f"{LAYERS}.{block}.1"
     if style["wrapped"]:
         return f"{base}.norm", f"{base}.fn.net.0", f"{base}.fn.net.3"
     return f"{base}.net.0", f"{base}.net.1", f"{base}.net.4"
 
 
-def pairs(
+def vit_pytorch_rows(
     config: ViTConfig,
     flat: bool = True,
     wrapped: bool = False,
@@ -125,7 +117,7 @@ def pairs(
     head: str = "mlp_head",
     project: bool = True,
 ) -> Iterator[Row]:
-    """The table of names; the defaults are those of today's vit-pytorch."""
+    """The table of names. The defaults are those of new models."""
     if config.patch_norm:
         yield from norm(f"{EMBEDDING}.1", "patches/norm_before")
         yield from norm(f"{EMBEDDING}.3", "patches/norm_after")
@@ -163,38 +155,28 @@ def _identity(config: ViTConfig, output: str) -> Iterator[Derived]:
     yield Derived(f"{output}/bias", {}, lambda: np.zeros(width, "float32"))
 
 
-def complaints(config: ViTConfig) -> Iterator[str]:
-    """What vit-pytorch's class cannot build."""
-    if config.class_token != config.class_row:
-        yield "position_class_row must be True: the class token has a row of the table here"
-    if (config.pooling == "token") != config.class_token:
-        yield "pooling must be 'token' with a class token and 'mean' without one"
-    if config.num_heads == 1 and config.key_dim == config.width:
-        yield "num_heads must be greater than 1: a single head has no output projection here"
-    if not config.num_classes:
-        yield "num_classes must be greater than 0: without a head the model does not pool"
-
-
 VIT_PYTORCH = Format(
     name="vit_pytorch",
     mark=r"(?P<prefix>.*)transformer\.layers\.0\.0\.(fn\.)?to_qkv\.weight",
-    read=read,
-    pairs=pairs,
+    read_config=read_vit_pytorch,
+    rows=vit_pytorch_rows,
     needs=(r"to_patch_embedding\.",),
-    writes={
+    writable=PLAIN
+    | {
         "gelu": ("exact",),
         "norm_epsilon": (1e-5,),
-        "block_norm": ("pre",),
         "qkv_bias": (False,),
-        "qk_norm": (False,),
-        "layer_scale": (None,),
-        "num_registers": (0,),
         "patch_norm": (True,),
-        "position_embedding": ("learned",),
         "pooling": ("token", "mean"),
-        "final_norm": ("before_pooling",),
         "representation_size": (None,),
-        "classifier_activation": (None,),
     },
-    complaints=complaints,
+    limits=(
+        CLASS_ROW,
+        POOLS_ITS_TOKEN,
+        Limit(
+            lambda c: c.num_heads > 1 or c.key_dim != c.width,
+            "num_heads must be greater than 1: the format has no output projection for one head",
+        ),
+        HAS_HEAD,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Servers with faults, for the tests of fetching."""
+"""Fixtures: servers with faults, and quick retries."""
 
 import pytest
 from loopback import DATA, File, Hub, Server, running
@@ -8,7 +8,7 @@ from keras_vit.weights.fetch import https
 
 @pytest.fixture
 def quick_downloads(monkeypatch, tmp_path):
-    """No waiting between attempts, caches of our own, and the network allowed."""
+    """No pause between attempts, temporary caches, and the network allowed."""
     monkeypatch.setattr(https, "PAUSE", 0.0)
     monkeypatch.setattr(https, "CHUNK", 4096)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
@@ -24,7 +24,7 @@ def server():
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A Hub, and huggingface_hub made to use it; what HF_ENDPOINT sets when it is imported."""
+    """A local Hub that huggingface_hub uses, with the settings that HF_ENDPOINT makes on import."""
     from huggingface_hub import constants
 
     with running(Hub()) as hub:

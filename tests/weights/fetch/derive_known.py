@@ -1,6 +1,6 @@
-"""Where the table of known checkpoints comes from: the installed timm, torchvision, transformers.
+"""Derives the table of known checkpoints from the installed timm, torchvision and transformers.
 
-When timm has new checkpoints, write the table again:
+When timm has new checkpoints, regenerate the table:
 
     python tests/weights/fetch/derive_known.py > keras_vit/weights/fetch/known.csv
 
@@ -20,9 +20,9 @@ WORDS = {
     **{"tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h"},
     **{"giant": "g", "gigantic": "gigantic", "so400m": "so400m"},
 }
-"""timm's word for a size, and ours."""
+"""Our word for a size, by timm's."""
 
-# timm's arguments that a ViTConfig can say, and which values of them; None means every value.
+# timm's arguments that a ViTConfig can express, with the values; None means every value.
 EXPRESSIBLE = {
     **{"patch_size": None, "embed_dim": None, "depth": None, "num_heads": None, "mlp_ratio": None},
     **{"qkv_bias": None, "qk_norm": None, "init_values": None, "class_token": None},
@@ -35,14 +35,14 @@ DATA = {
     **{"in1k": "ImageNet-1k", "in21k": "ImageNet-21k", "in22k": "ImageNet-22k"},
     **{"in12k": "ImageNet-12k", "lvd142m": "LVD-142M", "webli": "WebLI"},
 }
-"""Words in the names that say which images."""
+"""Names of datasets, by words in the names."""
 METHODS = {
     **{"augreg": "AugReg", "augreg2": "AugReg", "sam": "SAM", "dino": "DINO", "dinov2": "DINOv2"},
     **{"mae": "MAE", "miil": "MIIL", "deit": "DeiT", "deit3": "DeiT III", "eva": "EVA"},
     **{"flexivit": "FlexiViT", "siglip": "SigLIP", "tipsv2": "TIPSv2", "bamboo": "Bamboo"},
     **{"intern300m": "InternViT", "swag": "SWAG"},
 }
-"""Words in the names that say how."""
+"""Names of methods, by words in the names."""
 
 HUGGING_FACE = (
     # id, module of transformers that names it, variant, image size, classes, trained on
@@ -54,7 +54,7 @@ HUGGING_FACE = (
      "dinov2_with_registers/configuration_dinov2_with_registers", "vit_b14", 518, 0,
      "reg4_dinov2_lvd142m"),
 )  # fmt: skip
-"""The ids that transformers' own code states. The rest is in their config.json and model cards."""
+"""The ids in transformers' code. More are only in config.json files and model cards."""
 
 
 def derive() -> list[Known]:
@@ -82,7 +82,7 @@ def from_timm() -> list[Known]:
 
 
 def timm_rows(module, arch, tag, arguments, config):
-    """The row of a checkpoint on the Hub, and that of the .npz file it was made from."""
+    """The row of a checkpoint on the Hub, and of the .npz file that it was converted from."""
     # FlexiViT's patches of 30 do not go with its architecture's 16; the trunks of PaliGemma have
     # terms of use that timm's table does not state; and timm cuts off pixels that fill no patch.
     unlike = "patch30" in tag or tag.startswith("pali")
@@ -106,7 +106,7 @@ def timm_rows(module, arch, tag, arguments, config):
 
 
 def from_torchvision() -> list[Known]:
-    """torchvision's enumerations. They are pickles, so they are listed and have to be converted."""
+    """torchvision's enumerations. They are pickles: listed, but they must be converted."""
     from torchvision.models import vision_transformer as torchvision
 
     rows = []
@@ -130,7 +130,7 @@ def from_torchvision() -> list[Known]:
 
 
 def from_transformers() -> list[Known]:
-    """The ids that stand in transformers' code."""
+    """The ids in transformers' code."""
     import transformers
 
     root = Path(transformers.__file__).parent
@@ -154,7 +154,7 @@ def from_transformers() -> list[Known]:
 
 
 def row(label: str, *, variant: str, image_size: int, format: str, **fields) -> Known:
-    """A row with the name that `label`, format and image size make."""
+    """A row, named by `label`, format and image size."""
     words = [format] * (format != "timm") + [label] + [str(image_size)] * (image_size != 224)
     return Known(
         name=f"{variant}.{'_'.join(words)}",
@@ -167,7 +167,7 @@ def row(label: str, *, variant: str, image_size: int, format: str, **fields) -> 
 
 
 def model_arguments(timm, creator: str, arch: str) -> dict:
-    """The arguments that timm's function for `arch` builds its model with."""
+    """The arguments that timm's function for `arch` passes to its model."""
     seen = {}
 
     def record(variant, pretrained=False, *rest, **arguments):
@@ -183,7 +183,7 @@ def model_arguments(timm, creator: str, arch: str) -> dict:
 
 
 def expressible(arch: str, arguments: dict) -> bool:
-    """Whether a ViTConfig can say all of it."""
+    """Whether a ViTConfig can express all arguments."""
     for name, value in arguments.items():
         if name not in EXPRESSIBLE or (EXPRESSIBLE[name] and value not in EXPRESSIBLE[name]):
             return False
@@ -193,7 +193,7 @@ def expressible(arch: str, arguments: dict) -> bool:
 
 
 def variant_of(arch: str, arguments: dict) -> str:
-    """Our name for the size: that of `SIZES` where it has it, else timm's word and the patch."""
+    """Our name for the size: from `SIZES` if possible, otherwise timm's word and the patch size."""
     patch, width = arguments["patch_size"], arguments["embed_dim"]
     mlp_dim = int(width * arguments.get("mlp_ratio", 4))
     size = (patch, width, arguments["depth"], arguments["num_heads"], mlp_dim)
@@ -205,7 +205,7 @@ def variant_of(arch: str, arguments: dict) -> str:
 
 
 def label_of(arch: str, tag: str, variant: str) -> str:
-    """What timm's name says beside size, patch and pixels: family, traits, tag."""
+    """The family, traits and tag in timm's name, without size, patch and pixels."""
     family, _, rest = arch.partition("_")
     words = [
         word
@@ -224,7 +224,7 @@ def pretraining(label: str) -> str:
 
 
 def write(rows: list[Known], file) -> None:
-    """The rows as the table stands in the repository."""
+    """Writes the table as it is in the repository."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(Known._fields)
     writer.writerows(rows)

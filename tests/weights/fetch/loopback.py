@@ -1,4 +1,4 @@
-"""A server on this machine for the tests of fetching: plain files, the Hub's routes, and faults."""
+"""A local server for the tests of fetching: plain files, the Hub's routes, and faults."""
 
 import contextlib
 import hashlib
@@ -23,29 +23,29 @@ REPO = {"config.json": b'{"a": 1}', "preprocessor_config.json": b"{}", "model.sa
 
 @dataclass
 class File:
-    """One file that is served, and what goes wrong with it."""
+    """A served file, and its faults."""
 
     data: bytes
     etag: str | None = '"1"'
     ranges: bool = True
-    """Whether a part of it can be asked for."""
+    """Whether Range requests are supported."""
     status: int = 200
     cut: list[int] = field(default_factory=list)
-    """How many bytes each of the next answers sends before it breaks off."""
+    """How many bytes each of the next answers sends before it is cut off."""
     length: int | None = None
-    """What the header says in place of the true length; -1 leaves it out."""
+    """A wrong Content-Length; -1 omits it."""
     headers: dict[str, str] = field(default_factory=dict)
     pause: float = 0.0
-    """Seconds between two pieces of the answer."""
+    """Seconds between two pieces of an answer."""
     piece: int = 1 << 20
     shift: int = 0
-    """How much later than asked a part begins."""
+    """By how many bytes a Range answer starts too late."""
     silent: bool = False
-    """Whether the connection is taken and nothing is ever said."""
+    """Whether the server accepts the connection and never answers."""
 
 
 class Server:
-    """Serves `files` by path and remembers who asked for what."""
+    """Serves `files` by path and records the requests."""
 
     def __init__(self):
         self.files: dict[str, File] = {}
@@ -71,7 +71,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def answer(self, handler, body: bool) -> None:
-        """One answer, faults included."""
+        """Answers one request, with the faults."""
         path = unquote(urlsplit(handler.path).path)
         wanted = handler.headers.get("Range")
         self.requests.append((handler.command, handler.path, wanted))
@@ -111,15 +111,15 @@ class Server:
                 time.sleep(file.pause)
 
     def ranges(self, path: str) -> list[str | None]:
-        """The Range of every GET of `path`, None where there was none."""
+        """The Range of every GET of `path`, or None."""
         return [r for command, p, r in self.requests if command == "GET" and p == path]
 
 
 class Hub(Server):
-    """The handful of the Hub's routes that its client uses to fetch a model."""
+    """The Hub's routes that its client uses to fetch a model."""
 
     def put(self, repo: str, files: dict[str, bytes], revision: str = "main") -> None:
-        """Publishes a repository; weights lie on another host, as the Hub's do."""
+        """Publishes a repository. Weights are on another host, as on the Hub."""
         siblings = []
         for name, data in files.items():
             sha256 = hashlib.sha256(data).hexdigest()
@@ -149,7 +149,7 @@ class Hub(Server):
             self.files[f"/api/models/{repo}/revision/{wanted}"] = answer
 
     def refuse(self, repo: str, status: int, code: str, revision: str = "main") -> None:
-        """Makes the Hub answer with one of its errors."""
+        """Makes the Hub answer with an error."""
         self.files[f"/api/models/{repo}/revision/{revision}"] = File(
             b"{}", status=status, headers={"X-Error-Code": code} if code else {}
         )
@@ -157,7 +157,7 @@ class Hub(Server):
 
 @contextlib.contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """Serves inside the block."""
+    """Runs the server inside the block."""
     thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -170,7 +170,7 @@ def running(server: Server) -> Iterator[Server]:
 
 
 def left(folder: Path) -> list[str]:
-    """What is in a cache, locks apart."""
+    """The files in a cache, without locks."""
     return sorted(
         p.name
         for p in folder.rglob("*")

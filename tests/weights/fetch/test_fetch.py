@@ -1,4 +1,4 @@
-"""Fetching paths and addresses from a server on this machine that also fails in many ways."""
+"""Fetching paths and URLs, from a local server that also fails in many ways."""
 
 import signal
 import subprocess
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_downloads")
 
 
 def test_fetch_returns_what_exists(tmp_path, monkeypatch):
-    file = tmp_path / "vit_b16.augreg_in21k"  # a path goes before a known name
+    file = tmp_path / "vit_b16.augreg_in21k"  # a path takes precedence over a known name
     file.write_bytes(b"x")
     assert fetch_weights(file) == file
     assert fetch_weights(str(tmp_path)) == tmp_path
@@ -95,7 +95,7 @@ def test_fetch_refuses_other_sources(source):
 
 
 def test_fetch_refuses_pickles_before_they_come(server):
-    with pytest.raises(ValueError, match="can run any code.*weights_only=True"):
+    with pytest.raises(ValueError, match="can run arbitrary code.*weights_only=True"):
         fetch_weights(f"{server.url}/a/model.pth")
     with pytest.raises(ValueError, match="get_model.'vit_b_16', weights='IMAGENET1K_V1'"):
         fetch_weights("vit_b16.torchvision_in1k_v1")
@@ -150,7 +150,7 @@ def test_fetch_address_keeps_a_part_for_the_next_call(server, tmp_path):
 
 
 def test_fetch_address_takes_a_whole_part(server, tmp_path):
-    """What a process leaves that is killed between the last byte and the final name."""
+    """The file of a process that was killed before the rename."""
     server.files["/a/model.npz"].cut = [20_000, 0]
     with pytest.raises(ConnectionError):
         fetch_weights(f"{server.url}/a/model.npz")
@@ -196,7 +196,7 @@ def test_fetch_address_checks_the_hash(server, tmp_path):
 
 
 def test_fetch_address_of_a_longer_file(server, tmp_path):
-    """HTTP ends where the header says, so only a hash can tell that there was more."""
+    """HTTP ends at the stated length, so only a hash shows that bytes are missing."""
     server.files["/a/model.npz"].length = 40_000
     with pytest.raises(ValueError, match="sha256 must be"):
         fetch_weights(f"{server.url}/a/model.npz#sha256={SHA256}")
@@ -206,7 +206,7 @@ def test_fetch_address_of_a_longer_file(server, tmp_path):
 
 def test_fetch_address_of_unknown_length(server, tmp_path):
     server.files["/a/model.npz"].length = -1
-    with pytest.raises(ConnectionError, match="does not say how long"):
+    with pytest.raises(ConnectionError, match="does not state the file"):
         fetch_weights(f"{server.url}/a/model.npz")
     assert left(tmp_path / "keras") == []
     assert fetch_weights(f"{server.url}/a/model.npz#sha256={SHA256}").read_bytes() == DATA
@@ -232,8 +232,8 @@ def test_fetch_address_refused(server, tmp_path, status, kind):
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ({"Content-Type": "text/html; charset=utf-8"}, "a web page came"),
-        ({"Content-Encoding": "gzip"}, "a gzip stream came"),
+        ({"Content-Type": "text/html; charset=utf-8"}, "a web page was sent"),
+        ({"Content-Encoding": "gzip"}, "a gzip stream was sent"),
     ],
 )
 def test_fetch_address_refuses_what_is_not_the_file(server, tmp_path, headers, said):
@@ -256,7 +256,7 @@ def test_fetch_address_follows_only_safe_redirects(server, tmp_path):
     server.files["/moved.npz"] = File(b"", status=302, headers=location)
     assert fetch_weights(f"{server.url}/moved.npz").read_bytes() == DATA
     server.files["/away.npz"] = File(b"", status=302, headers={"Location": "http://example.org/a"})
-    with pytest.raises(ValueError, match="must be an https:// address"):
+    with pytest.raises(ValueError, match="must be an https:// URL"):
         fetch_weights(f"{server.url}/away.npz")
 
 
@@ -278,7 +278,7 @@ def test_fetch_address_silent_server(server, monkeypatch):
 def test_fetch_address_without_room(server, tmp_path, monkeypatch):
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr(https.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(OSError, match=f"{len(DATA)} bytes are to come.* room for 1000"):
+    with pytest.raises(OSError, match=f"it needs {len(DATA)} bytes, .* has 1000 free"):
         fetch_weights(f"{server.url}/a/model.npz")
     assert left(tmp_path) == []
 
@@ -294,15 +294,15 @@ def test_fetch_address_offline(server, monkeypatch):
 
 def test_fetch_address_into_a_file(server, tmp_path):
     (tmp_path / "keras").write_text("in the way")
-    with pytest.raises(OSError, match="cache_dir must be a folder"):
+    with pytest.raises(OSError, match="cache_dir must be a writable folder"):
         fetch_weights(f"{server.url}/a/model.npz")
 
 
 def test_fetch_address_killed_goes_on(server, tmp_path):
-    """SIGKILL in the middle of a transfer: nothing under the final name, and no byte twice."""
+    """SIGKILL during a download: nothing under the final name, and no byte is sent twice."""
     server.files["/a/model.npz"].pause, server.files["/a/model.npz"].piece = 0.02, 1000
     url = f"{server.url}/a/model.npz"
-    # The package alone: importing Keras would take longer than the test.
+    # Only the subpackage: importing Keras would take longer than the test.
     code = (
         "import sys, types; sys.modules['keras_vit'] = p = types.ModuleType('keras_vit'); "
         f"p.__path__ = [{str(ROOT / 'keras_vit')!r}]; "

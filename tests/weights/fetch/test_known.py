@@ -1,4 +1,4 @@
-"""The table of known checkpoints: what it says is what its sources say, and it can be searched."""
+"""The table of known checkpoints: it agrees with its sources, and it can be searched."""
 
 import json
 import re
@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 
 def test_known_table_is_what_its_sources_say():
-    """Where timm has moved on: python tests/weights/fetch/derive_known.py > <the table>."""
+    """If timm has changed: python tests/weights/fetch/derive_known.py > <the table>."""
     derived = derive_known.derive()
     assert list(known.KNOWN.values()) == derived
     assert (
@@ -116,7 +116,7 @@ def test_known_row_is_the_model_that_timm_makes_all(name, tmp_path):
 
 
 def _check_row(row, folder):
-    """timm's model of a row, as an empty file with its names and shapes: what we say that it is."""
+    """Compares a row with timm's model, saved as an empty file with its names and shapes."""
     import torch
     from timm.models._hub import save_config_for_hf
 
@@ -140,7 +140,7 @@ def _check_row(row, folder):
 
 
 def write_empty(path, shapes):
-    """A safetensors file of zeros that takes no room on the disk."""
+    """A sparse safetensors file of zeros."""
     header, at = {}, 0
     for name, shape in shapes.items():
         size = 4 * int(np.prod(shape, dtype=np.int64))

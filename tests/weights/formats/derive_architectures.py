@@ -1,12 +1,12 @@
-"""Where the table of timm's architectures comes from: the installed timm's own modules.
+"""Derives the table of timm's architectures from the installed timm's modules.
 
-When timm has new architectures, write the table again:
+When timm has new architectures, regenerate the table:
 
     cd tests/weights/formats
     python derive_architectures.py > ../../../keras_vit/weights/formats/timm_architectures.csv
 
-Each architecture is built without memory (torch's "meta" device), and its modules say what no array
-shows. `test_timm_architectures.py` compares the table with what this file derives.
+Each architecture is built without memory (torch's "meta" device), and its modules show what no
+array shows. `test_timm_architectures.py` compares the table with what this file derives.
 """
 
 import csv
@@ -22,7 +22,7 @@ POOLINGS = {"token": "token", "avg": "mean", "": "none", "map": "map"}
 
 
 def architectures() -> dict[str, str]:
-    """Every architecture of timm's ViT files, renamed ones too, and the file that it is in."""
+    """The file of every architecture of timm's ViT files, including old names, by name."""
     import timm  # noqa: F401  it fills the registry
     from timm.models._registry import _module_to_models
 
@@ -59,7 +59,7 @@ def derive(name: str, file: str) -> dict[str, str]:
 
 
 def unlike(module, file: str) -> str:
-    """What it computes that a `ViT` does not; "" for a plain one."""
+    """Why a `ViT` cannot compute the same; "" for a plain ViT."""
     if file == "vision_transformer_hybrid":
         return "a convolutional stem"
     if file in ("vision_transformer_relpos", "beit"):
@@ -91,7 +91,7 @@ def unlike(module, file: str) -> str:
 
 
 def write(stream) -> None:
-    """The whole table."""
+    """Writes the whole table."""
     table = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     table.writeheader()
     for name, file in sorted(architectures().items()):

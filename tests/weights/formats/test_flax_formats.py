@@ -4,7 +4,7 @@ import flax_reference as flax
 import numpy as np
 import pytest
 import scipy.ndimage
-from weights_sources import images, logits, one_backend
+from weights_sources import assert_same_logits, images, logits, one_backend
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -34,14 +34,15 @@ def save(tmp_path, arrays, name="file.npz"):
 @pytest.mark.parametrize("kind", GOOGLE)
 def test_google_logits_equal_reference(tmp_path, kind):
     params = flax.random_google(**GOOGLE[kind])
-    pictures = images(*((32, 18) if kind == "not square" else (24, 24)))
     size = {"image_size": (32, 18)} if kind == "not square" else {}
-    model = keras_vit.from_pretrained(save(tmp_path, params), **size)
-    expected = flax.google({k.removeprefix("opt/target/"): v for k, v in params.items()}, pictures)
-    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
+    plain = {k.removeprefix("opt/target/"): v for k, v in params.items()}
+    model = assert_same_logits(
+        save(tmp_path, params),
+        lambda batch: flax.google(plain, batch),
+        wrong={"norm_epsilon": 10.0},
+        **size,
+    )
     assert model.config.interpolation == "google"
-    other = logits(model, images(*pictures.shape[1:3], seed=2))
-    assert np.abs(other - expected).max() > 1e-2
 
 
 def test_google_numerics_are_its_own(tmp_path):
@@ -61,10 +62,8 @@ def test_big_vision_logits_equal_reference(tmp_path, kind, prefix):
     if prefix == "params/img/":
         arrays |= {"params/t": np.ones(1, "float32"), "params/txt/Embed_0/embedding": np.ones(3)}
     size = {"image_size": 24} if kind == "sincos" else {}
-    model = keras_vit.from_pretrained(save(tmp_path, arrays), **size)
-    np.testing.assert_allclose(
-        logits(model, images()), flax.big_vision(params, images()), atol=1e-5
-    )
+    path = save(tmp_path, arrays)
+    model = assert_same_logits(path, lambda x: flax.big_vision(params, x), **size)
     assert model.config.class_row == (kind == "old")
 
 
@@ -72,10 +71,9 @@ def test_big_vision_bfloat16_is_read(tmp_path):
     params = flax.random_big_vision(scan=True)
     short = {k: (v.view("uint32") >> 16).astype("uint16").view("V2") for k, v in params.items()}
     cut = {k: (v.view("uint32") & 0xFFFF0000).view("float32") for k, v in params.items()}
-    model = keras_vit.from_pretrained(save(tmp_path, short))
-    expected = flax.big_vision(cut, images())
-    np.testing.assert_allclose(logits(model, images()), expected, atol=1e-5)
-    assert np.abs(flax.big_vision(params, images()) - expected).max() > 1e-4
+    assert_same_logits(save(tmp_path, short), lambda x: flax.big_vision(cut, x))
+    difference = flax.big_vision(params, images()) - flax.big_vision(cut, images())
+    assert np.abs(difference).max() > 1e-4
 
 
 def test_big_vision_attention_pooling_is_named_and_trunk_loads(tmp_path):
@@ -85,28 +83,26 @@ def test_big_vision_attention_pooling_is_named_and_trunk_loads(tmp_path):
     path = save(tmp_path, params | pooled)
     with pytest.raises(ValueError, match=r"MAP.*pooling='mean', num_classes=0"):
         keras_vit.from_pretrained(path)
-    model = keras_vit.from_pretrained(path, pooling="mean", num_classes=0)
-    np.testing.assert_allclose(
-        logits(model, images()), flax.big_vision(params, images()), atol=1e-5
-    )
-    dropped = inspect(path, pooling="mean", num_classes=0).dropped
-    assert set(dropped) == set(pooled)
+    fields = {"pooling": "mean", "num_classes": 0}
+    assert_same_logits(path, lambda x: flax.big_vision(params, x), **fields)
+    assert set(inspect(path, **fields).dropped) == set(pooled)
 
 
 @one_backend
 @pytest.mark.parametrize(("token", "size"), [(True, 40), (False, 56), (True, 16)])
 def test_google_resolution_equals_scipy_zoom(tmp_path, token, size):
     params = flax.random_google(token=token)
-    model = keras_vit.from_pretrained(save(tmp_path, params), image_size=size)
     name = "Transformer/posembed_input/pos_embedding"
     table, new = params[name][0], size // 8
     grid = table[int(token) :].reshape(3, 3, -1)
     grid = scipy.ndimage.zoom(grid, (new / 3, new / 3, 1), order=1).reshape(new * new, -1)
     resized = np.concatenate([table[: int(token)], grid])[None]
-    expected = flax.google({**params, name: resized}, images(size))
-    np.testing.assert_allclose(logits(model, images(size)), expected, atol=1e-5)
-    other = keras_vit.from_pretrained(tmp_path / "file.npz", image_size=size, interpolation="timm")
-    assert np.abs(logits(other, images(size)) - expected).max() > 1e-3
+    assert_same_logits(
+        save(tmp_path, params),
+        lambda x: flax.google({**params, name: resized}, x),
+        wrong={"interpolation": "timm"},
+        image_size=size,
+    )
 
 
 @one_backend

@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, one_backend, torch_logits
+from weights_sources import (
+    assert_same_logits,
+    images,
+    logits,
+    one_backend,
+    torch_logits,
+    torch_output,
+)
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -33,12 +40,7 @@ def saved(tmp_path, kind, **fields):
 @pytest.mark.parametrize("kind", KINDS)
 def test_huggingface_logits_equal_source(tmp_path, kind):
     source, folder = saved(tmp_path, kind, **KINDS[kind])
-    model = keras_vit.from_pretrained(folder)
-    pictures = images(*model.config.input_shape)
-    expected = torch_logits(source, pictures)
-    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
-    other = keras_vit.from_pretrained(folder, norm_epsilon=0.1)
-    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+    assert_same_logits(folder, source, wrong={"norm_epsilon": 0.1})
 
 
 @pytest.mark.parametrize("kind", ["ViTForImageClassification", "Dinov2Model"])
@@ -56,18 +58,6 @@ def test_huggingface_names_in_memory_are_read(tmp_path, kind, prefix):
         logits(keras_vit.from_pretrained(other), images()),
         logits(keras_vit.from_pretrained(folder), images()),
     )
-
-
-@one_backend
-def test_huggingface_epsilon_default_is_1e_12(tmp_path):
-    _, folder = saved(tmp_path, "ViTForImageClassification")
-    assert inspect(folder).config.norm_epsilon == 1e-12
-    # Under another name no config.json is read: the default of the source's code is left.
-    bare = (folder / "model.safetensors").rename(folder / "vit.safetensors")
-    assert inspect(bare, num_heads=5).config.norm_epsilon == 1e-12
-    _, folder = saved(tmp_path / "dino", "Dinov2Model")
-    bare = (folder / "model.safetensors").rename(folder / "vit.safetensors")
-    assert inspect(bare, num_heads=5).config.norm_epsilon == 1e-6
 
 
 @one_backend
@@ -119,7 +109,7 @@ def test_huggingface_defaults_are_those_of_transformers():
 
     for kind, (epsilon, size) in huggingface_config.MODEL_TYPES.items():
         config = transformers.AutoConfig.for_model(kind)
-        stated = huggingface_config.read({"model_type": kind}, {}, 3)
+        stated = huggingface_config.stated_fields({"model_type": kind}, {}, 3)
         assert config.layer_norm_eps == epsilon == stated["norm_epsilon"]
         assert config.hidden_act == "gelu" and stated["gelu"] == "exact"
         assert config.num_attention_heads == stated["num_heads"] == 12
@@ -127,11 +117,16 @@ def test_huggingface_defaults_are_those_of_transformers():
 
 
 @one_backend
-def test_huggingface_assumptions_are_reported(tmp_path):
-    _, folder = saved(tmp_path, "ViTModel")
-    assert inspect(folder).assumed == {}
-    bare = (folder / "model.safetensors").rename(folder / "vit.safetensors")
-    assert inspect(bare, num_heads=5).assumed == {"gelu": "exact", "norm_epsilon": 1e-12}
+@pytest.mark.parametrize(
+    ("kind", "epsilon"),
+    [("ViTForImageClassification", 1e-12), ("ViTModel", 1e-12), ("Dinov2Model", 1e-6)],
+)
+def test_huggingface_file_without_config_has_defaults_which_are_reported(tmp_path, kind, epsilon):
+    _, folder = saved(tmp_path, kind)
+    assert inspect(folder).assumed == {} and inspect(folder).config.norm_epsilon == epsilon
+    # Under another name no config.json is read.
+    path = (folder / "model.safetensors").rename(folder / "vit.safetensors")
+    assert inspect(path, num_heads=5).assumed == {"gelu": "exact", "norm_epsilon": epsilon}
 
 
 def test_huggingface_distilled_heads_are_named_and_trunk_loads(tmp_path):
@@ -139,10 +134,7 @@ def test_huggingface_distilled_heads_are_named_and_trunk_loads(tmp_path):
     with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):
         keras_vit.from_pretrained(folder)
     model = keras_vit.from_pretrained(folder, num_classes=0)
-    import torch
-
-    with torch.no_grad():
-        tokens = source.deit(torch.from_numpy(images().transpose(0, 3, 1, 2)))[0]
+    tokens = torch_output(source.deit, images())[0]
     np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
     assert keras_vit.from_pretrained(folder, num_classes=3).config.num_classes == 3
     assert len(inspect(folder, num_classes=3).dropped) == 4
@@ -161,13 +153,11 @@ def test_huggingface_mae_decoder_is_dropped(tmp_path):
     model = keras_vit.from_pretrained(tmp_path / "mae")
     import torch
 
-    with torch.no_grad():
-        noise = torch.arange(9.0).repeat(2, 1)  # keeps the patches in order
-        pictures = torch.from_numpy(images().transpose(0, 3, 1, 2))
-        tokens = source.vit(pictures, noise=noise).last_hidden_state
+    noise = torch.arange(9.0).repeat(2, 1)  # keeps the patches in order
+    tokens = torch_output(source.vit, images(), noise=noise).last_hidden_state
     np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
     reasons = set(inspect(tmp_path / "mae").dropped.values())
-    assert reasons == {"the decoder of masked training"}
+    assert reasons == {"the decoder of pretraining"}
 
 
 @one_backend
@@ -182,20 +172,15 @@ def test_huggingface_mae_decoder_is_dropped(tmp_path):
     ],
 )
 def test_huggingface_resolution_equals_source(tmp_path, kind, size):
-    import torch
-
     source, folder = saved(tmp_path, kind)
-    model = keras_vit.from_pretrained(folder, image_size=size)
-    pictures = images(*size)
-    # DINOv2 always interpolates; the others when told to.
-    told = {} if "Dino" in kind else {"interpolate_pos_encoding": True}
-    with torch.no_grad():
-        out = source(torch.from_numpy(pictures.transpose(0, 3, 1, 2)), **told)
-    expected = getattr(out, "logits", None)
-    expected = (out.pooler_output if expected is None else expected).numpy()
-    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
-    other = keras_vit.from_pretrained(folder, image_size=size, interpolation="google")
-    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+    # DINOv2 always interpolates, the others only on request.
+    options = {} if "Dino" in kind else {"interpolate_pos_encoding": True}
+    assert_same_logits(
+        folder,
+        lambda batch: torch_logits(source, batch, **options),
+        wrong={"interpolation": "google"},
+        image_size=size,
+    )
 
 
 @one_backend
@@ -232,31 +217,22 @@ WRITTEN = [k for k in KINDS if k.startswith("ViT")]
 
 @one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_huggingface_round_trip_is_bitwise(tmp_path, kind):
-    from safetensors.numpy import load_file
-
-    _, folder = saved(tmp_path, kind, **KINDS[kind])
-    model = keras_vit.from_pretrained(folder)
-    back = keras_vit.save_pretrained(model, tmp_path / "back", format="huggingface")
-    arrays = load_file(folder / "model.safetensors")
-    sources.assert_same_file(back / "model.safetensors", arrays)
-
-
-@one_backend
-@pytest.mark.parametrize("kind", WRITTEN)
-def test_huggingface_loads_what_we_write(tmp_path, kind):
+def test_huggingface_round_trip_is_bitwise_and_transformers_loads_it(tmp_path, kind):
     import transformers
+    from safetensors.numpy import load_file
 
     source, folder = saved(tmp_path, kind, **KINDS[kind])
     model = keras_vit.from_pretrained(folder)
     back = keras_vit.save_pretrained(model, tmp_path / "back", format="huggingface")
+    arrays = load_file(folder / "model.safetensors")
+    sources.assert_same_file(back / "model.safetensors", arrays)
     again, info = getattr(transformers, kind.split(",")[0]).from_pretrained(
         back, output_loading_info=True
     )
     assert not any(info.values()), info
-    pictures = images(*model.config.input_shape)
+    batch = images(*model.config.input_shape)
     np.testing.assert_allclose(
-        torch_logits(again.eval(), pictures), torch_logits(source, pictures), atol=1e-6
+        torch_logits(again.eval(), batch), torch_logits(source, batch), atol=1e-6
     )
     processor = transformers.AutoImageProcessor.from_pretrained(back)
     assert list(processor.image_mean) == [0.5] * model.config.in_channels

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, one_backend, torch_logits
+from weights_sources import (
+    assert_same_logits,
+    bare,
+    images,
+    logits,
+    one_backend,
+    torch_logits,
+    torch_output,
+)
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -24,8 +32,8 @@ KINDS = {
     "no head": {"num_classes": 0},
     "one channel": {"in_chans": 1},
 }
-# What a state dict on its own does not say.
-UNSAID = {
+# What a state dict alone does not state.
+UNSTATED = {
     "not square": {"image_size": (24, 16)},
     "no positions": {"image_size": 24, "position_embedding": "none"},
 }
@@ -39,21 +47,12 @@ STATED = {
 WRITTEN = [kind for kind in KINDS if kind not in ("registers with rows", "gap of registers")]
 
 
-def bare(tmp_path, arrays, name="vit.safetensors"):
-    return sources.save(tmp_path / name, arrays)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_timm_logits_equal_source(tmp_path, kind):
     source = sources.timm_vit(**KINDS[kind])
+    fields = {"num_heads": 5, **UNSTATED.get(kind, {})}
     path = bare(tmp_path, sources.state(source))
-    model = keras_vit.from_pretrained(path, num_heads=5, **UNSAID.get(kind, {}))
-    pictures = images(*model.config.input_shape)
-    expected = torch_logits(source, pictures)
-    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
-    wrong = {"num_heads": 5, "norm_epsilon": 0.1}
-    other = keras_vit.from_pretrained(path, **wrong, **UNSAID.get(kind, {}))
-    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+    assert_same_logits(path, source, wrong={"norm_epsilon": 0.1}, **fields)
 
 
 @pytest.mark.parametrize("kind", STATED)
@@ -61,10 +60,7 @@ def test_timm_config_json_says_what_arrays_do_not(tmp_path, kind):
     arguments = STATED[kind]
     source = sources.timm_vit(**arguments)
     config = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 5, **arguments}}
-    folder = sources.save(tmp_path / "folder", sources.state(source), config)
-    model = keras_vit.from_pretrained(folder)
-    pictures = images(*model.config.input_shape)
-    np.testing.assert_allclose(logits(model, pictures), torch_logits(source, pictures), atol=1e-5)
+    assert_same_logits(sources.save(tmp_path / "folder", sources.state(source), config), source)
 
 
 @one_backend
@@ -76,13 +72,14 @@ def test_timm_config_json_brings_pixels_and_labels(tmp_path):
         "crop_pct": 0.9,
         "input_size": [3, 24, 24],
     }
-    config = {"pretrained_cfg": cfg, "label_names": ["a", "b", "c"], "global_pool": "token"}
-    arrays = sources.state(sources.timm_vit())
+    names = ["a", "b", "c", "d"]  # not as many as there are channels
+    config = {"pretrained_cfg": cfg, "label_names": names, "global_pool": "token"}
+    arrays = sources.state(sources.timm_vit(num_classes=4))
     folder = sources.save(tmp_path / "folder", arrays, config)
     found = inspect(folder, num_heads=5).config
     assert found.pixel_mean == (0.1, 0.2, 0.3) and found.pixel_std == 0.5
     assert (found.resize_method, found.crop_fraction) == ("bicubic", 0.9)
-    assert found.labels == ("a", "b", "c")
+    assert found.labels == ("a", "b", "c", "d")
     assert inspect(folder, num_heads=5, num_classes=2).config.labels is None
 
 
@@ -94,15 +91,9 @@ def test_timm_config_json_brings_pixels_and_labels(tmp_path):
 def test_timm_resolution_equals_source(tmp_path, fields, size):
     source = sources.timm_vit(**fields)
     path = bare(tmp_path, sources.state(source))
-    model = keras_vit.from_pretrained(path, num_heads=5, image_size=size)
     source.set_input_size(img_size=size)
-    pictures = images(*model.config.input_shape)
-    expected = torch_logits(source, pictures)
-    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
-    other = keras_vit.from_pretrained(
-        path, num_heads=5, image_size=size, interpolation="torchvision"
-    )
-    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+    wrong = {"interpolation": "torchvision"}
+    assert_same_logits(path, source, wrong, num_heads=5, image_size=size)
 
 
 @one_backend
@@ -113,15 +104,13 @@ def test_timm_channels_equal_adapt_input_conv(tmp_path, channels, caplog):
 
     source = sources.timm_vit()
     path = bare(tmp_path, sources.state(source))
-    model = keras_vit.from_pretrained(path, num_heads=5, in_channels=channels)
-    assert "patch kernel" in caplog.text
     kernel = adapt_input_conv(channels, source.patch_embed.proj.weight.detach())
     source.patch_embed.proj = torch.nn.Conv2d(channels, 20, 8, 8)
     source.patch_embed.proj.weight.data = kernel
     bias = sources.state(sources.timm_vit())["patch_embed.proj.bias"]
     source.patch_embed.proj.bias.data = torch.from_numpy(bias)
-    pictures = images(channels=channels)
-    np.testing.assert_allclose(logits(model, pictures), torch_logits(source, pictures), atol=1e-5)
+    assert_same_logits(path, source, num_heads=5, in_channels=channels)
+    assert "patch kernel" in caplog.text
 
 
 def raw(names, **fields):
@@ -138,8 +127,7 @@ def raw(names, **fields):
 def test_deit3_raw_logits_equal_source(tmp_path):
     names = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
     source, arrays = raw(names, init_values=0.1, no_embed_class=True)
-    model = keras_vit.from_pretrained(bare(tmp_path, arrays), num_heads=5)
-    np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
+    model = assert_same_logits(bare(tmp_path, arrays), source, num_heads=5)
     assert inspect(tmp_path / "vit.safetensors", num_heads=5).format == "deit3"
     assert model.config.interpolation == "deit" and not model.config.position_class_row
 
@@ -170,8 +158,7 @@ def test_mae_raw_decoder_is_dropped(tmp_path):
     source = sources.timm_vit(num_classes=0)
     decoder = {"decoder_embed.weight": np.ones((4, 20), "float32"), "mask_token": np.ones(4)}
     path = bare(tmp_path, sources.state(source) | decoder)
-    model = keras_vit.from_pretrained(path, num_heads=5)
-    np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
+    assert_same_logits(path, source, num_heads=5)
     assert set(inspect(path, num_heads=5).dropped) == set(decoder)
 
 
@@ -186,7 +173,7 @@ def test_timm_heads_are_read_from_q_norm(tmp_path):
 def test_timm_distilled_trunk_equals_source(tmp_path):
     from timm.models.deit import VisionTransformerDistilled
 
-    source = sources.randomise(
+    source = sources.randomize(
         VisionTransformerDistilled(
             img_size=24, patch_size=8, embed_dim=20, depth=2, num_heads=5, num_classes=3
         )
@@ -195,10 +182,7 @@ def test_timm_distilled_trunk_equals_source(tmp_path):
     with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):
         keras_vit.from_pretrained(path, num_heads=5)
     model = keras_vit.from_pretrained(path, num_heads=5, num_classes=0)
-    import torch
-
-    with torch.no_grad():
-        tokens = source.forward_features(torch.from_numpy(images().transpose(0, 3, 1, 2)))
+    tokens = torch_output(source.forward_features, images())
     np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
     assert {n.split(".")[0] for n in inspect(path, num_heads=5, num_classes=3).dropped} == {
         "head",
@@ -267,8 +251,7 @@ def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
         keras_vit.from_pretrained(path, num_heads=5)
     source = sources.timm_vit(**fields)
     path = bare(tmp_path, sources.state(source), "plain.safetensors")
-    model = keras_vit.from_pretrained(path, num_heads=5, block_norm="pre")
-    np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
+    assert_same_logits(path, source, num_heads=5, block_norm="pre")
 
 
 @one_backend
@@ -291,36 +274,23 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
     source = sources.timm_vit(global_pool="map", class_token=False, num_classes=0)
     path = bare(tmp_path, sources.state(source))
     model = keras_vit.from_pretrained(path, num_heads=5, num_classes=0, pooling="mean")
-    import torch
-
-    with torch.no_grad():
-        tokens = source.forward_features(torch.from_numpy(images().transpose(0, 3, 1, 2)))
+    tokens = torch_output(source.forward_features, images())
     np.testing.assert_allclose(logits(model, images()), tokens.mean(1).numpy(), atol=1e-5)
 
 
 @one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_timm_round_trip_is_bitwise(tmp_path, kind):
-    arrays = sources.state(sources.timm_vit(**KINDS[kind]))
-    path = bare(tmp_path, arrays)
-    model = keras_vit.from_pretrained(path, num_heads=5, **UNSAID.get(kind, {}))
-    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
-    sources.assert_same_file(folder / "model.safetensors", arrays)
-
-
-@one_backend
-@pytest.mark.parametrize("kind", WRITTEN)
-def test_timm_loads_what_we_write(tmp_path, kind):
+def test_timm_round_trip_is_bitwise_and_timm_loads_it(tmp_path, kind):
     import timm
 
     source = sources.timm_vit(**KINDS[kind])
-    path = bare(tmp_path, sources.state(source))
-    model = keras_vit.from_pretrained(path, num_heads=5, **UNSAID.get(kind, {}))
+    arrays = sources.state(source)
+    path = bare(tmp_path, arrays)
+    model = keras_vit.from_pretrained(path, num_heads=5, **UNSTATED.get(kind, {}))
     folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    sources.assert_same_file(folder / "model.safetensors", arrays)
     again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    pictures = images(*model.config.input_shape)
-    np.testing.assert_allclose(
-        torch_logits(again, pictures), torch_logits(source, pictures), atol=1e-6
-    )
+    batch = images(*model.config.input_shape)
+    np.testing.assert_allclose(torch_logits(again, batch), torch_logits(source, batch), atol=1e-6)
     ours = keras_vit.from_pretrained(folder)
     assert ours.config == model.config.replace(layer_scale=ours.config.layer_scale)

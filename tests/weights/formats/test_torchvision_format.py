@@ -3,14 +3,10 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, one_backend, torch_logits
+from weights_sources import assert_same_logits, bare, images, one_backend, torch_logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
-
-
-def bare(tmp_path, arrays):
-    return sources.save(tmp_path / "vit.safetensors", arrays)
 
 
 @pytest.mark.parametrize("fields", [{}, {"representation_size": 6}], ids=["head", "pre_logits"])
@@ -21,12 +17,7 @@ def test_torchvision_logits_equal_source(tmp_path, fields, names):
     if names == "old":
         for new, old in (("mlp.0.", "mlp.linear_1."), ("mlp.3.", "mlp.linear_2.")):
             arrays = {name.replace(new, old): array for name, array in arrays.items()}
-    path = bare(tmp_path, arrays)
-    model = keras_vit.from_pretrained(path, num_heads=5)
-    expected = torch_logits(source, images())
-    np.testing.assert_allclose(logits(model, images()), expected, atol=1e-5)
-    other = keras_vit.from_pretrained(path, num_heads=4)
-    assert np.abs(logits(other, images()) - expected).max() > 1e-3
+    assert_same_logits(bare(tmp_path, arrays), source, wrong={"num_heads": 4}, num_heads=5)
 
 
 @one_backend
@@ -36,13 +27,9 @@ def test_torchvision_resolution_equals_source(tmp_path, size):
 
     source = sources.torchvision_vit()
     path = bare(tmp_path, sources.state(source))
-    model = keras_vit.from_pretrained(path, num_heads=5, image_size=size)
     larger = sources.torchvision_vit(image_size=size)
     larger.load_state_dict(interpolate_embeddings(size, 8, source.state_dict()))
-    expected = torch_logits(larger, images(size))
-    np.testing.assert_allclose(logits(model, images(size)), expected, atol=1e-5)
-    other = keras_vit.from_pretrained(path, num_heads=5, image_size=size, interpolation="timm")
-    assert np.abs(logits(other, images(size)) - expected).max() > 1e-3
+    assert_same_logits(path, larger, {"interpolation": "timm"}, num_heads=5, image_size=size)
 
 
 @one_backend

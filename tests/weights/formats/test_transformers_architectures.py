@@ -1,5 +1,6 @@
-"""Every image model of transformers that cuts patches: loaded exactly, or refused."""
+"""Every image model of transformers with patches: loaded exactly, or refused."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -7,9 +8,7 @@ import pkgutil
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, one_backend
-
-import keras_vit
+from weights_sources import one_backend, outcome
 
 pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore")]
 
@@ -32,12 +31,10 @@ TINY = {
     "attn_implementation": "eager",
 }
 ALWAYS = ("num_labels", "attn_implementation")
-BOUND = 1e-4
-"""Of the largest number of the answer."""
 
 
 def classes():
-    """Every class of transformers with weights whose module speaks of patches."""
+    """Every model class of transformers whose module mentions patches."""
     import transformers.models
     from transformers import PreTrainedModel
 
@@ -58,30 +55,30 @@ def classes():
 
 
 def tiny(kind):
-    """A random model of the class in the size of `TINY`, or None where it has no such size."""
+    """A random model of the class in the size of `TINY`, or None if it cannot have that size."""
     try:
         default = kind.config_class()
         fields = {k: v for k, v in TINY.items() if k in ALWAYS or k in default.to_dict()}
         if not {"patch_size", "hidden_size"} <= fields.keys():
             return None
         module = kind(kind.config_class(**fields))
-    except Exception:  # transformers says in many ways that a size does not fit
+    except Exception:  # transformers raises many errors for an unsupported size
         return None
     if not 0 < sum(parameter.numel() for parameter in module.parameters()) < 2e7:
         return None
-    return sources.randomise(module, scale=0.4)
+    return sources.randomize(module, scale=0.4)
 
 
-def answer(module, pictures):
-    """What the model says of an image: logits, pooled features, or its last class token."""
+def answer(module, batch):
+    """The model's output: logits, pooled features, or the last class token."""
     import torch
 
-    pixels = torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)))
+    pixels = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
     trunk = next((getattr(module, n) for n in ("vit", "deit") if hasattr(module, n)), module)
     masked = "MaskedImageModeling" in type(module).__name__ or "MAE" in type(module).__name__
     given = {}
     if "MAE" in type(module).__name__:  # its own order of patches, none of them masked
-        given["noise"] = torch.arange(9.0).repeat(len(pictures), 1)
+        given["noise"] = torch.arange(9.0).repeat(len(batch), 1)
     if "Backbone" in type(module).__name__:
         out = module.embeddings(pixels)
         out = module.encoder(out).last_hidden_state
@@ -92,24 +89,6 @@ def answer(module, pictures):
         return out["logits"].numpy()
     pooled = out.get("pooler_output")
     return (out["last_hidden_state"][:, 0] if pooled is None else pooled).numpy()
-
-
-def outcome(source, module, **fields):
-    """ "exact", "refused", or by how much a loaded model is wrong."""
-    try:
-        model = keras_vit.from_pretrained(source, **fields)
-    except ValueError:
-        return "refused"
-    pictures = images(*model.config.input_shape)
-    try:
-        wanted = answer(module, pictures)
-    except RuntimeError as error:
-        return f"loaded, but its own code says {error}"
-    got = logits(model, pictures)
-    if wanted.shape != got.shape:
-        return f"{got.shape} for {wanted.shape}"
-    error = float(np.abs(wanted - got).max() / np.abs(wanted).max())
-    return "exact" if error < BOUND else f"wrong by {error:.1e}"
 
 
 @pytest.mark.timeout(3600)
@@ -125,12 +104,13 @@ def test_transformers_models_load_exactly_or_are_refused(tmp_path):
         except (NotImplementedError, RuntimeError):  # an abstract class; arrays that share memory
             continue
         kinds.add(kind.config_class.model_type)
-        found[name, "folder"] = outcome(folder, module)
+        source = functools.partial(answer, module)
+        found[name, "folder"] = outcome(folder, source)
         if (folder / "model.safetensors").is_file():
             (folder / "model.safetensors").rename(folder / "bare.safetensors")
             fields = {"num_heads": 5, "norm_epsilon": module.config.to_dict().get("layer_norm_eps")}
             fields = {field: value for field, value in fields.items() if value}
-            found[name, "bare"] = outcome(folder / "bare.safetensors", module, **fields)
+            found[name, "bare"] = outcome(folder / "bare.safetensors", source, **fields)
     wrong = {key: said for key, said in found.items() if said not in ("exact", "refused")}
     # Nothing but its config tells the windows of RF-DETR from DINOv2.
     assert wrong.keys() <= {("RfDetrDinov2Backbone", "bare")}, wrong

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, one_backend, torch_logits
+from weights_sources import assert_same_logits, bare, images, one_backend, torch_logits
 
 import keras_vit
 
@@ -15,31 +15,22 @@ KINDS = {
     "not square": {"image_size": (24, 16), "patch_size": (8, 4)},
     "one channel": {"channels": 1},
 }
-UNSAID = {
+UNSTATED = {
     "not square": {"image_size": (24, 16), "patch_size": (8, 4)},
     "one channel": {"patch_size": 8},
 }
 
 
-def bare(tmp_path, arrays):
-    return sources.save(tmp_path / "vit.safetensors", arrays)
-
-
 def fields(kind):
     heads = {} if kind == "one head" else {"num_heads": 5}
-    return heads | UNSAID.get(kind, {})
+    return heads | UNSTATED.get(kind, {})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vit_pytorch_logits_equal_source(tmp_path, kind):
     source = sources.vit_pytorch_vit(**KINDS[kind])
     path = bare(tmp_path, sources.state(source))
-    model = keras_vit.from_pretrained(path, **fields(kind))
-    pictures = images(*model.config.input_shape)
-    expected = torch_logits(source, pictures)
-    np.testing.assert_allclose(logits(model, pictures), expected, atol=1e-5)
-    other = keras_vit.from_pretrained(path, **fields(kind), norm_epsilon=0.1)
-    assert np.abs(logits(other, pictures) - expected).max() > 1e-3
+    assert_same_logits(path, source, wrong={"norm_epsilon": 0.1}, **fields(kind))
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -48,8 +39,7 @@ def test_vit_pytorch_old_generation_equals_its_code(tmp_path, pool, patch_norm):
     source = old_vit(pool, patch_norm)
     path = bare(tmp_path, sources.state(source))
     pooling = {"mean": {"pooling": "mean_all"}}.get(pool, {})
-    model = keras_vit.from_pretrained(path, num_heads=5, **pooling)
-    np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
+    assert_same_logits(path, source, num_heads=5, **pooling)
 
 
 @one_backend
@@ -63,8 +53,8 @@ def test_vit_pytorch_round_trip_is_bitwise_and_loads_strictly(tmp_path, kind):
     sources.assert_same_file(back, sources.state(source))
     again = sources.vit_pytorch_vit(seed=3, **KINDS[kind])
     again.load_state_dict(load_file(back), strict=True)
-    pictures = images(*model.config.input_shape)
-    np.testing.assert_array_equal(torch_logits(again, pictures), torch_logits(source, pictures))
+    batch = images(*model.config.input_shape)
+    np.testing.assert_array_equal(torch_logits(again, batch), torch_logits(source, batch))
     assert keras_vit.from_pretrained(back).config == model.config
 
 
@@ -140,4 +130,4 @@ def old_vit(pool, patch_norm):
             x = self.transformer(x)
             return self.mlp_head(x.mean(1) if pool == "mean" else x[:, 0])
 
-    return sources.randomise(OldViT())
+    return sources.randomize(OldViT())

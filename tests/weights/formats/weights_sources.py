@@ -1,10 +1,23 @@
-"""Models of other libraries, tiny and with every array random, and the files they would save."""
+"""Tiny random models, other libraries' and ours, the files they save, and how they are compared."""
 
+import inspect
 import json
 
 import keras
 import numpy as np
 import pytest
+
+import keras_vit
+
+TINY = {
+    "image_size": 24,
+    "patch_size": 8,
+    "width": 20,
+    "num_heads": 5,
+    "mlp_dim": 28,
+    "depth": 2,
+    "num_classes": 3,
+}
 
 # What is only about files and NumPy arrays is the same on every backend.
 one_backend = pytest.mark.skipif(
@@ -13,8 +26,8 @@ one_backend = pytest.mark.skipif(
 )
 
 
-def randomise(module, seed=0, scale=0.5):
-    """Fills every array of a torch module, the zero-initialised ones too."""
+def randomize(module, seed=0, scale=0.5):
+    """Fills every array of a torch module, those initialized with zeros too."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -45,57 +58,103 @@ def save(path, arrays, config=None, pixels=None, metadata=None):
     return path
 
 
+def bare(folder, arrays, name="vit.safetensors"):
+    """A file without any JSON beside it."""
+    return save(folder / name, arrays)
+
+
 def images(height=24, width=None, channels=3, count=2, seed=1):
-    """Random pictures, channels last."""
+    """Random images, channels last."""
     rng = np.random.default_rng(seed)
     return rng.standard_normal((count, height, width or height, channels)).astype("float32")
 
 
-def torch_logits(module, pictures):
-    """What a torch module says of pictures with channels last."""
+def torch_output(function, batch, **arguments):
+    """What a torch function returns for images with channels last."""
     import torch
 
     with torch.no_grad():
-        out = module(torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))))
+        return function(
+            torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2))), **arguments
+        )
+
+
+def torch_logits(module, batch, **arguments):
+    """The logits of a torch module, or its class token after pooling if it has no head."""
+    out = torch_output(module, batch, **arguments)
     if hasattr(out, "last_hidden_state"):
         pooled = getattr(out, "pooler_output", None)
         out = out.last_hidden_state[:, 0] if pooled is None else pooled
     return getattr(out, "logits", out).numpy()
 
 
-def logits(model, pictures):
-    """What a `ViT` says."""
-    return keras.ops.convert_to_numpy(model(pictures, training=False))
+def logits(model, batch):
+    """The logits of a `ViT`."""
+    return keras.ops.convert_to_numpy(model(batch, training=False))
+
+
+def assert_same_logits(path, source, wrong=None, **fields):
+    """Loads a file, and compares the model with its source: a torch module, or its function.
+
+    With `wrong`, another way to load the file, which must give other logits. Returns the model.
+    """
+    model = keras_vit.from_pretrained(path, **fields)
+    batch = images(*model.config.input_shape)
+    expected = source(batch) if inspect.isfunction(source) else torch_logits(source, batch)
+    np.testing.assert_allclose(logits(model, batch), expected, atol=1e-5)
+    if wrong is not None:
+        other = keras_vit.from_pretrained(path, **{**fields, **wrong})
+        assert np.abs(logits(other, batch) - expected).max() > 1e-3
+    return model
+
+
+def outcome(path, source, **fields):
+    """ "exact", "refused", or by how much of the largest logit a loaded model is wrong.
+
+    `source` is the other library's function from images to logits.
+    """
+    try:
+        model = keras_vit.from_pretrained(path, **fields)
+    except ValueError:
+        return "refused"
+    batch = images(*model.config.input_shape, count=1)
+    try:
+        expected = source(batch)
+    except RuntimeError as error:
+        return f"loaded, but its own code raises {error}"
+    found = logits(model, batch)
+    if expected.shape != found.shape:
+        return f"{found.shape} instead of {expected.shape}"
+    error = float(np.abs(expected - found).max() / np.abs(expected).max())
+    return "exact" if error < 1e-4 else f"wrong by {error:.1e}"
+
+
+def random_vit(**fields):
+    """A tiny `ViT` with every array random."""
+    model = keras_vit.ViT(keras_vit.ViTConfig.from_dict({**TINY, **fields}))
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(rng.standard_normal(weight.shape) * 0.3)
+    return model
+
+
+def tiny_arguments(names, fields):
+    """`TINY` in another library's words, which are in TINY's order."""
+    return dict(zip(names.split(), TINY.values(), strict=True)) | fields
 
 
 def timm_vit(seed=0, **fields):
     from timm.models.vision_transformer import VisionTransformer
 
-    arguments = {
-        "img_size": 24,
-        "patch_size": 8,
-        "embed_dim": 20,
-        "depth": 2,
-        "num_heads": 5,
-        "mlp_ratio": 1.4,
-        "num_classes": 3,
-    }
-    return randomise(VisionTransformer(**{**arguments, **fields}), seed)
+    words = "img_size patch_size embed_dim num_heads mlp_ratio depth num_classes"
+    return randomize(VisionTransformer(**tiny_arguments(words, {"mlp_ratio": 1.4} | fields)), seed)
 
 
 def torchvision_vit(seed=0, **fields):
     from torchvision.models import VisionTransformer
 
-    arguments = {
-        "image_size": 24,
-        "patch_size": 8,
-        "num_layers": 2,
-        "num_heads": 5,
-        "hidden_dim": 20,
-        "mlp_dim": 28,
-        "num_classes": 3,
-    }
-    return randomise(VisionTransformer(**{**arguments, **fields}), seed)
+    words = "image_size patch_size hidden_dim num_heads mlp_dim num_layers num_classes"
+    return randomize(VisionTransformer(**tiny_arguments(words, fields)), seed)
 
 
 def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
@@ -103,34 +162,20 @@ def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
 
     families = ("Dinov2WithRegisters", "Dinov2", "ViTMAE", "DeiT", "ViT")
     family = next(family for family in families if kind.startswith(family))
-    arguments = {
-        "image_size": 24,
-        "patch_size": 8,
-        "hidden_size": 20,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 5,
-        "intermediate_size": 28,
-        "num_labels": 3,
-        "attn_implementation": "eager",
-    }
-    config = getattr(transformers, f"{family}Config")(**{**arguments, **fields})
-    return randomise(getattr(transformers, kind)(config), seed)
+    words = (
+        "image_size patch_size hidden_size num_attention_heads intermediate_size num_hidden_layers"
+        " num_labels"
+    )
+    arguments = tiny_arguments(words, {"attn_implementation": "eager"} | fields)
+    config = getattr(transformers, f"{family}Config")(**arguments)
+    return randomize(getattr(transformers, kind)(config), seed)
 
 
 def vit_pytorch_vit(seed=0, **fields):
     from vit_pytorch import ViT
 
-    arguments = {
-        "image_size": 24,
-        "patch_size": 8,
-        "num_classes": 3,
-        "dim": 20,
-        "depth": 2,
-        "heads": 5,
-        "dim_head": 4,
-        "mlp_dim": 28,
-    }
-    return randomise(ViT(**{**arguments, **fields}), seed)
+    words = "image_size patch_size dim heads mlp_dim depth num_classes"
+    return randomize(ViT(**tiny_arguments(words, {"dim_head": 4} | fields)), seed)
 
 
 def assert_same_file(path, arrays):

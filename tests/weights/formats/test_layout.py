@@ -1,21 +1,9 @@
-"""The two small tables everything rests on: layouts, and the shapes of our weights."""
+"""`Layout` in both directions."""
 
 import numpy as np
 import pytest
 
-import keras_vit
-from keras_vit.model import weight_shapes
 from keras_vit.weights.formats.layout import Layout
-
-TINY = {
-    "image_size": (24, 16),
-    "patch_size": 8,
-    "width": 20,
-    "num_heads": 5,
-    "mlp_dim": 28,
-    "depth": 2,
-    "num_classes": 3,
-}
 
 
 @pytest.mark.parametrize(
@@ -48,21 +36,3 @@ def test_layout_is_einsum():
 def test_layout_names_each_axis_once(pattern):
     with pytest.raises(ValueError, match="pattern must name the same axes"):
         Layout(pattern)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"num_classes": 0, "class_token": False, "pooling": "mean", "num_registers": 2},
-        {"qk_norm": True, "qkv_bias": False, "head_dim": 3, "layer_scale": 0.1},
-        {"patch_norm": True, "final_norm": "none", "representation_size": 6},
-        {"position_embedding": "learned_2d"},
-        {"position_embedding": "sincos_2d", "position_class_row": False},
-        {"position_class_row": False, "in_channels": 1, "final_norm": "after_pooling"},
-    ],
-)
-def test_weight_shapes_are_those_of_the_model(fields):
-    config = keras_vit.ViTConfig.from_dict({**TINY, **fields})
-    found = {w.path: tuple(w.shape) for w in keras_vit.ViT(config).weights}
-    assert weight_shapes(config) == found

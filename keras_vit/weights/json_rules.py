@@ -1,10 +1,10 @@
-"""What the JSON files beside weights may state: types and sizes, checked when a file is read.
+"""Reads the JSON in or beside weights, and checks the type and size of each field that is used.
 
-Somebody else wrote these files, so a known name may hold anything. Each field that a format reads
-is checked here once, so that an error names the file and the field. Which values fit each other is
-for the formats and for `ViTConfig`.
+Others wrote these files, so a known name may hold anything. Errors name the file and the field. The
+formats and `ViTConfig` check which values fit together.
 """
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit.config import MAX_SIZE, ViTConfig
-from keras_vit.weights.files.rules import Refused, refusal
+from keras_vit.weights.files.rules import Refused, parse_object, refusal
+
+CONFIG = "config.json"
+METADATA = "keras_vit"
+"""The name of our config in the metadata of a safetensors file."""
+MAX_JSON = 16 << 20
+"""Bytes of a JSON file; 21,843 labels take 2 MiB."""
 
 
 class Rule(NamedTuple):
-    """What a field may hold, in words and as a test."""
+    """What a field must be, in words and as a test."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -48,7 +54,7 @@ NUMBERS = Rule("a list of finite numbers", _all(_is_number))
 CODE = Rule("an int", lambda value: type(value) is int)
 
 PIXELS = {"input_size": SIZES, "mean": NUMBERS, "std": NUMBERS, "crop_pct": NUMBER}
-FIELDS = {
+FIELDS: dict[str, Rule | dict[str, Rule]] = {
     # transformers: config.json and preprocessor_config.json
     "num_attention_heads": SIZE,
     "image_size": PAIR,
@@ -60,42 +66,50 @@ FIELDS = {
     "resample": CODE,
     # timm
     "architecture": TEXT,
-    "model_args": OBJECT,
-    "pretrained_cfg": OBJECT,
-    **PIXELS,  # files written before 2023 have them at the top
-}
-INSIDE = {
     "model_args": {"num_heads": SIZE, "img_size": PAIR, "init_values": NUMBER},
     "pretrained_cfg": PIXELS,
+    **PIXELS,  # files written before 2023 have them at the top level
 }
 
 
-def check(path: Path, content: Mapping[str, Any]) -> None:
-    """Raises `Refused` where a file states a known field in another type or size.
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, or an empty one if there is no file."""
+    if not path.is_file():
+        return {}
+    if (size := path.stat().st_size) > MAX_JSON:
+        raise refusal(path, f"be a file of at most {MAX_JSON} bytes", bytes=size)
+    return parse_object(path, path.read_bytes())
+
+
+def check_fields(path: Path, content: Mapping[str, Any], rules: Mapping = FIELDS, above="") -> None:
+    """Raises `Refused` if a known field has another type or size.
 
     Args:
         path: The JSON file.
         content: The object in it.
+        rules: A `Rule`, or the rules of an object, by field.
+        above: The field that holds the object, with a dot.
     """
-    _check(path, content, FIELDS)
-    for name, fields in INSIDE.items():
-        _check(path, content.get(name) or {}, fields, f"{name}.")
-
-
-def _check(path: Path, content: Mapping[str, Any], rules: Mapping[str, Rule], above="") -> None:
     for name, rule in rules.items():
-        if name not in content or (content[name] is None and rule.or_null):
+        field, value = above + name, content.get(name)
+        own, inside = (OBJECT, rule) if isinstance(rule, dict) else (rule, {})
+        if name not in content or (value is None and own.or_null):
             continue
-        if not rule.holds(content[name]):
-            field = above + name
-            raise refusal(path, f"state {field} as {rule.text}", **{field: content[name]})
+        if not own.holds(value):
+            raise refusal(path, f"state {field} as {own.text}", **{field: value})
+        check_fields(path, value or {}, inside, f"{field}.")
 
 
-def vit_config(path: str | os.PathLike, fields: Any) -> ViTConfig:
-    """The `ViTConfig` that a file of ours states, or an error that names the file and the field."""
+def parse_config(path: str | os.PathLike, fields: Any) -> ViTConfig:
+    """The `ViTConfig` that a file of ours states. Errors name the file and the field."""
     if not isinstance(fields, Mapping):
         raise refusal(path, "state its config as an object", config=fields)
     try:
         return ViTConfig.from_dict(fields)
     except ValueError as error:
         raise Refused(f"{error}, as {os.fspath(path)!r} states") from error
+
+
+def metadata(config: ViTConfig) -> dict[str, str]:
+    """The metadata of a safetensors file of ours, which states its config."""
+    return {"format": "pt", METADATA: json.dumps(config.to_dict())}

@@ -1,4 +1,4 @@
-"""Writing beside the target and moving into place: a file appears whole or not at all."""
+"""Writes files and folders atomically: beside the target, flushed, then renamed to it."""
 
 import contextlib
 import os
@@ -10,23 +10,22 @@ from pathlib import Path
 from keras_vit.paths import check_above
 
 TEMPORARY = ".tmp-"
-"""How names begin of what is being written, or was when its writer was killed."""
+"""Prefix of the names of unfinished files and folders. A killed writer leaves them."""
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
-    """Gives a temporary path beside `path` and moves what the block wrote there to `path`.
+    """Yields a temporary path beside `path`, and renames it to `path` when the block ends.
 
-    The block writes a file or makes a folder at the path it is given. When it ends, everything is
-    flushed to the disk and `os.replace`d; when it raises, the temporary is removed and what stood
-    at `path` is untouched. A process that is killed leaves a `.tmp-*` entry and the old target.
+    The block creates a file or a folder there. When it ends, everything is flushed to the disk and
+    renamed. If it raises, the temporary is removed and `path` is unchanged. A killed process leaves
+    a `.tmp-*` entry and the old target.
 
-    A folder moved onto a folder that holds files replaces the files of the same names, one after
-    another, and leaves the others alone: each file is whole, and a kill in between leaves some old
-    and some new ones.
+    If `path` is a folder that holds files, files of the same names are replaced one by one and the
+    others stay. Each file is whole, but a kill in between leaves some old and some new ones.
 
     Args:
-        path: The file or folder to make. Folders above it are made as needed.
+        path: The file or folder to write. Missing parents are created.
 
     Example:
 
@@ -36,8 +35,8 @@ def atomic_path(path: str | os.PathLike) -> Iterator[Path]:
     target = Path(os.path.abspath(path))
     check_above("path", path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, for a rename is atomic only within one file system; with the same ending,
-    # for some writers choose their format by it.
+    # In the same folder, because a rename is atomic only within one file system. With the same
+    # suffix, because some writers choose their format by it.
     mark = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-"
     temporary = target.with_name(mark + target.name)
     try:
@@ -74,7 +73,7 @@ def _flush(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Has the names in a folder written to the disk."""
+    """Waits until the entries of a folder are on the disk."""
     if os.name == "nt":
         return  # a folder cannot be opened there
     handle = os.open(path, os.O_RDONLY)

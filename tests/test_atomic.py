@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_vit.weights.files.atomic import atomic_path
+from keras_vit.atomic import atomic_path
 
 
 def test_atomic_path_shows_a_file_only_when_it_is_whole(tmp_path):

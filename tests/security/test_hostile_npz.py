@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hostile import ONE_BACKEND, TIB, Canary, archive, entry, npy, refuse, tensors
 
-from keras_vit.weights.files import arrays, npz
+from keras_vit.weights.files import arrays, npz, writers
+from keras_vit.weights.files.h5 import check_weights_h5
 from keras_vit.weights.files.rules import Refused
 
 
@@ -130,7 +131,7 @@ def test_npz_bomb_is_refused_from_its_directory(tmp_path, megabytes):
 
 
 def test_small_model_of_zeros_is_no_bomb(tmp_path):
-    arrays.write_npz(tmp_path / "x.npz", {"a": np.zeros((1 << 20,))}, compressed=True)
+    writers.write_npz(tmp_path / "x.npz", {"a": np.zeros((1 << 20,))}, compressed=True)
     with arrays.open_arrays(tmp_path / "x.npz") as file:
         assert file["a"].sum() == 0
 
@@ -288,21 +289,22 @@ def test_pipe_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "x.npz")
     refuse(tmp_path / "x.npz", "regular file")
     with pytest.raises(Refused, match="regular file"):
-        arrays.check_weights_h5(tmp_path / "x.npz")
+        check_weights_h5(tmp_path / "x.npz")
 
 
 # -- memory, as the system counts it
 
 MEASURE = """
     import resource, sys
-    from keras_vit.weights.files import arrays
+    from keras_vit.weights.files.arrays import open_arrays
+    from keras_vit.weights.files.h5 import check_weights_h5
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for path in sys.argv[1:]:
         try:
             if path.endswith(".h5"):
-                arrays.check_weights_h5(path)
+                check_weights_h5(path)
             else:
-                with arrays.open_arrays(path) as file:
+                with open_arrays(path) as file:
                     dict(file)
         except ValueError as error:
             assert "path must" in str(error)
