@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
@@ -52,10 +51,9 @@ def finish(processes):
         assert process.returncode == 0, output[-3000:]
 
 
+@pytest.mark.backend_free
 def test_backends_agree(tmp_path):
     """Logits within 1e-5 of one another; weights saved on one load bit for bit on the next."""
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("one run compares all three backends: the one on TensorFlow")
     backends = [b for b in BACKENDS if importlib.util.find_spec(b)]
     if len(backends) < 2:
         pytest.skip("only one backend is installed")

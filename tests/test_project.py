@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.backend_free
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "keras_vit"
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -4,9 +4,12 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 
 import keras_vit
 from keras_vit_cli import info
+
+pytestmark = pytest.mark.backend_free
 
 
 def test_info_says_what_it_is(call, checkpoint):

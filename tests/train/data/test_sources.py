@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,9 +17,7 @@ from keras_vit.train.data import sources  # noqa: E402
 from keras_vit.train.data.splits import IndexedSplit, StreamedSplit  # noqa: E402
 from keras_vit.train.recipe import Data  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="sources know no Keras: once is enough"
-)
+pytestmark = pytest.mark.backend_free
 
 SHAPES = {"fixed": (5, 7, 3), "varied": (None, None, 3)}
 

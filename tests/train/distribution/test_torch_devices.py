@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from torch_cases import CASES, ROOT, environments, free_port, run
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "torch", reason="how Keras on torch trains in several processes"
-)
+pytestmark = pytest.mark.only_on("torch")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from loopback import COMMIT, DATA, REPO, ROOT, SHA256, closed_port, left
 
 from keras_vit.weights.fetch import fetch_weights, known, network
 
-pytestmark = pytest.mark.usefixtures("quick_downloads")
+pytestmark = [pytest.mark.backend_free, pytest.mark.usefixtures("quick_downloads")]
 
 
 def test_fetch_repository_takes_only_what_is_needed(hub, tmp_path):

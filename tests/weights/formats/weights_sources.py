@@ -4,13 +4,8 @@ import json
 
 import keras
 import numpy as np
-import pytest
 
 # What is only about files and NumPy arrays is the same on every backend.
-one_backend = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="files do not depend on the backend; the tensorflow run has it",
-)
 
 
 def randomise(module, seed=0, scale=0.5):
