@@ -265,7 +265,7 @@ def test_page_opens_the_dialog(visit, tmp_path, by):
         visit.press("Enter")
     else:
         visit.click("#drop")
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not (opened := visit._events("Page.fileChooserOpened")):
         assert time.monotonic() < end
         time.sleep(0.02)
