@@ -120,9 +120,8 @@ def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog
     assert "model.keras is missing, and is created again" in caplog.text
     got = run_folder.read_results(copy)
     assert got.keys() == wanted.keys() and got["seconds"] > 0
-    assert (
-        wanted == {**got, "seconds": wanted["seconds"]} and (copy / "log.jsonl").read_bytes() == log
-    )
+    assert wanted == {**got, "seconds": wanted["seconds"]}
+    assert (copy / "log.jsonl").read_bytes() == log
     models = (keras.saving.load_model(one / "model.keras") for one in (trained, copy))
     for one, other in zip(*(model.get_weights() for model in models), strict=True):
         assert one.tobytes() == other.tobytes()
