@@ -5,6 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+from conformance import tiny_model
+from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit_cli import info
@@ -31,14 +33,12 @@ def test_info_refuses_absurd_numbers(call, checkpoint, tmp_path):
     assert (code, out) == (1, "") and "model_args.num_heads=1099511627776" in err
 
 
-def test_info_lists_what_was_assumed(call, checkpoint, tmp_path):
-    (tmp_path / "a.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
-    code, out, _ = call("info", tmp_path / "a.safetensors")
+def test_info_lists_what_was_assumed(call, tmp_path):
+    model = tiny_model(image_size=24, width=64, num_heads=1)
+    ours = keras_vit.save_pretrained(model, tmp_path / "a.safetensors", format="timm")
+    code, out, _ = call("info", ours)
     assert code == 0 and "assumed" not in out  # a file of ours states its config
-    import safetensors.numpy
-
-    arrays = safetensors.numpy.load_file(tmp_path / "a.safetensors")
-    safetensors.numpy.save_file(arrays, tmp_path / "b.safetensors")
+    save_file(load_file(ours), tmp_path / "b.safetensors")
     code, out, _ = call("info", tmp_path / "b.safetensors", "--json")
     assert code == 0 and json.loads(out)["assumed"]["gelu"] == "exact"
 
@@ -54,8 +54,6 @@ def test_info_json_has_the_config(call, model, checkpoint):
 
 
 def test_info_of_an_incomplete_file_lists_what_is_missing(call, checkpoint, tmp_path):
-    from safetensors.numpy import load_file, save_file
-
     arrays = load_file(checkpoint / "model.safetensors")
     del arrays["norm.bias"]
     arrays["stray"] = np.ones(3, "float32")
