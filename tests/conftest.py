@@ -1,4 +1,4 @@
-"""What every test needs: a known seed, and a torchvision that imports beside a CPU torch."""
+"""What every test needs: a known seed, and the backends that it is about."""
 
 import os
 
@@ -14,8 +14,23 @@ import pytest
 from cpu_torchvision import import_torchvision
 
 
-def pytest_configure():
-    """Imports torchvision before timm and transformers do."""
+def pytest_collection_modifyitems(config, items):
+    """Deselects the tests of other backends, and those that run.py has run on its first one."""
+    kept, left_out = [], []
+    for item in items:
+        free = item.get_closest_marker("backend_free")
+        only = item.get_closest_marker("only_on")
+        run = (only is None or keras.backend.backend() in only.args) and (
+            free is None or "SKIP_BACKEND_FREE" not in os.environ
+        )
+        (kept if run else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def torchvision():
+    """Imports torchvision; for tests that import timm or transformers, before they do."""
     import_torchvision()
 
 

@@ -1,11 +1,14 @@
 """Run pytest once a backend, and sum up.
 
 `python tests/run.py` runs every backend, `python tests/run.py jax torch -- -k pool` these two;
-pytest gets what follows the "--". The files of a backend are shared out among as many processes as
-there are cores, or JOBS: most of a test is Python building a model, which keeps one core busy.
+pytest gets what follows the "--". Tests marked `backend_free` run on the first backend only. The
+files of a backend are shared out among as many processes as there are cores, or JOBS: most of a
+test is Python building a model, which keeps one core busy.
 """
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,9 @@ from xml.etree import ElementTree
 
 BACKENDS = ("tensorflow", "jax", "torch")
 ROOT = Path(__file__).resolve().parent.parent
+NO_TESTS = 5  # pytest's exit code
+ENOUGH = 2e9  # bytes free; the slow tests write models of several hundred megabytes
+FULL = 50e6  # bytes free below which a file that could not be written is no surprise
 
 
 @dataclass
@@ -35,35 +41,42 @@ class Outcome:
         counts = [f"{self.passed} passed"]
         counts += [f"{self.failed} failed"] if self.failed else []
         counts += [f"{self.skipped} skipped"] if self.skipped else []
-        text = self.trouble or ", ".join(counts)
+        text = ", ".join(filter(None, [self.trouble, *counts]))
         return f"{self.backend:<11} {verdict}   {text} in {self.seconds:.0f} s"
 
 
-def run_backend(backend: str, jobs: int, pytest_args: list[str]) -> Outcome:
-    """Run pytest on one backend."""
+def run_backend(backend: str, jobs: int, pytest_args: list[str], first: bool = True) -> Outcome:
+    """Run pytest on one backend; only the first of a run gets the tests without a backend."""
     start = time.monotonic()
     shared_out = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
-    with tempfile.TemporaryDirectory() as folder:
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    if not first:
+        environment["SKIP_BACKEND_FREE"] = "1"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         report = Path(folder, "report.xml")
         code = subprocess.run(
             [sys.executable, "-m", "pytest", f"--junitxml={report}", *shared_out, *pytest_args],
             cwd=ROOT,
-            env={**os.environ, "KERAS_BACKEND": backend},
+            env=environment,
         ).returncode
         passed, failed, skipped = count_tests(report)
-    trouble = ""
-    if code and not failed:  # it crashed, was killed, or found no test
+    trouble = "no tests" if code == NO_TESTS else ""
+    if code not in (0, NO_TESTS) and not failed:  # it crashed, or was killed
         failed = 1
-        trouble = "no tests found" if code == 5 else f"pytest ended with exit code {code}"
+        trouble = f"pytest ended with exit code {code}"
+    if failed and (full := short_of_space(FULL)):
+        trouble = full
     return Outcome(backend, passed, failed, skipped, time.monotonic() - start, trouble)
 
 
 def count_tests(report: Path) -> tuple[int, int, int]:
     """Passed, failed and skipped tests in pytest's JUnit report; zeros where it wrote none."""
-    if not report.exists():
+    try:
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    except (FileNotFoundError, ElementTree.ParseError):  # pytest crashed, or the disk was full
         return 0, 0, 0
     passed = failed = skipped = 0
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in cases:
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
         elif case.find("skipped") is not None:
@@ -73,18 +86,51 @@ def count_tests(report: Path) -> tuple[int, int, int]:
     return passed, failed, skipped
 
 
+def short_of_space(wanted: float) -> str:
+    """Which disk has fewer bytes free than wanted, or nothing."""
+    for folder in (temporary_folder(), ROOT):
+        free = shutil.disk_usage(folder).free
+        if free < wanted:
+            return f"only {free / 1e9:.1f} GB free on the disk of {folder}"
+    return ""
+
+
+def temporary_folder() -> Path:
+    """Where the tests write; `tempfile` names none where it cannot write."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path(os.environ.get("TMPDIR") or "/tmp")
+
+
 def main(argv: list[str]) -> int:
     """Run the backends named, all of them by default; 0 if everything passed."""
+    try:
+        return run_backends(argv)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        # On a full disk, `tempfile` raises FileNotFoundError: no folder is usable.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not short_of_space(FULL):
+            raise
+        print(f"ERROR: the disk is full: {short_of_space(ENOUGH) or error}", file=sys.stderr)
+        return 1
+
+
+def run_backends(argv: list[str]) -> int:
+    """Run pytest on each backend, print a line for each and a sum; the exit code."""
     split = argv.index("--") if "--" in argv else len(argv)
     backends, pytest_args = argv[:split] or list(BACKENDS), argv[split + 1 :]
     if unknown := [name for name in backends if name not in BACKENDS]:
         print(f"backends must be among {BACKENDS}. Received: {unknown}", file=sys.stderr)
         return 2
+    if short := short_of_space(ENOUGH):
+        print(f"WARNING: {short}, the tests may need {ENOUGH / 1e9:.0f} GB", file=sys.stderr)
     jobs = int(os.environ.get("JOBS") or os.cpu_count() or 1)
     outcomes = []
     for backend in backends:
         print(f"\n=== {backend} ===", flush=True)
-        outcomes.append(run_backend(backend, jobs, pytest_args))
+        outcomes.append(run_backend(backend, jobs, pytest_args, first=not outcomes))
     print()
     for outcome in outcomes:
         print(outcome.line())
@@ -93,11 +139,8 @@ def main(argv: list[str]) -> int:
         for name in ("passed", "failed", "skipped")
     )
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+    return 0 if passed + skipped and not failed else 1
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main(sys.argv[1:]))

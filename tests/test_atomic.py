@@ -4,6 +4,8 @@ import pytest
 
 from keras_vit.atomic import atomic_path
 
+pytestmark = pytest.mark.backend_free
+
 
 def test_atomic_path_shows_a_file_only_when_it_is_whole(tmp_path):
     target = tmp_path / "a.weights.h5"

@@ -110,7 +110,7 @@ def test_measure_yields_table_with_both_contenders(mode):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(keras.backend.backend() != "torch", reason="these models are PyTorch's")
+@pytest.mark.only_on("torch")
 def test_contenders_are_one_model():
     counts = {}
     for name in contenders.KERAS + contenders.TORCH:

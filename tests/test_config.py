@@ -8,6 +8,8 @@ from conformance import KINDS, TINY
 
 from keras_vit import ViTConfig
 
+pytestmark = pytest.mark.backend_free
+
 
 def test_config_defaults_are_vit_b16():
     config = ViTConfig()

@@ -7,7 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import keras
 import pytest
 import typer
 
@@ -15,9 +14,7 @@ import keras_vit
 from keras_vit import explain, preprocessing
 from keras_vit_cli.main import app
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="reads files, whatever the backend"
-)
+pytestmark = pytest.mark.backend_free
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (".", "docs", "docs/browser", "benchmarks", "savedmodels")

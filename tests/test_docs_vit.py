@@ -14,9 +14,7 @@ import keras_vit
 from benchmarks import tokens
 from keras_vit.train import load_recipe, recipe
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the page's examples run on TensorFlow"
-)
+pytestmark = pytest.mark.only_on("tensorflow")
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "vit.md"

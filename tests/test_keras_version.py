@@ -9,6 +9,8 @@ import pytest
 
 from keras_vit import keras_version
 
+pytestmark = pytest.mark.backend_free
+
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 

@@ -194,9 +194,6 @@ def test_every_explanation_of_images_is_an_entry():
 # -- exports, which are made and run on TensorFlow
 
 
-tensorflow_only = pytest.mark.skipif(not ON_TENSORFLOW, reason="files are made alike everywhere")
-
-
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     """A file of each kind, for images in float32, and the function for inference."""
@@ -224,7 +221,7 @@ RUNS = {
 }
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.parametrize("call", CALLS)
 def test_exports_refuse_pixels_that_were_not_normalized(exports, call):
     with pytest.raises(ValueError, match=REFUSED):
@@ -235,7 +232,7 @@ def test_exports_refuse_pixels_that_were_not_normalized(exports, call):
         np.testing.assert_allclose(CALLS[call](exports, pixels()), wanted, atol=1e-5)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.parametrize("file", RUNS)
 def test_run_of_an_export_refuses_them_too(exports, file):
     with pytest.raises(ValueError, match=REFUSED + r".*preprocess\(images, model\.config\)\. "):
@@ -244,7 +241,7 @@ def test_run_of_an_export_refuses_them_too(exports, file):
     np.testing.assert_allclose(found, exports[file].logits(normalized()), atol=1e-6)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_an_export_for_uint8_takes_all_of_them(tmp_path):
     keras_vit.export_onnx(model(), tmp_path / "m.onnx", images="uint8")
     opened = runtime.open(tmp_path / "m.onnx")
@@ -253,7 +250,7 @@ def test_an_export_for_uint8_takes_all_of_them(tmp_path):
         opened.logits(normalized())
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_fused_refuses_other_integers(exports):
     with pytest.raises(ValueError, match="floats as the model takes them, or uint8.*, int32$"):
         exports["fused"](pixels().astype("int32"))
@@ -285,7 +282,7 @@ ARGUMENTS = {
 }
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_images_given_to_an_export_are_refused_by_name(tmp_path, argument):
@@ -295,7 +292,7 @@ def test_images_given_to_an_export_are_refused_by_name(tmp_path, argument):
     assert not list(tmp_path.iterdir())
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.usefixtures("untimed")
 def test_normalized_images_given_to_an_export_pass_in_silence(tmp_path):
     x = normalized()

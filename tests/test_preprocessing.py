@@ -32,7 +32,7 @@ def picture(height=61, width=90, channels=3, seed=0):
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop", [None, 0.875, 1.0])
 @pytest.mark.parametrize("shape", [(61, 90), (90, 61), (32, 32), (20, 25)])
-def test_preprocess_equals_timm(method, crop, shape):
+def test_preprocess_equals_timm(method, crop, shape, torchvision):
     timm_data = pytest.importorskip("timm.data")
     config = CONFIG.replace(
         resize_method=method,

@@ -5,12 +5,9 @@ from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
 
-import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="reads two files, whatever the backend"
-)
+pytestmark = pytest.mark.backend_free
 
 ROOT = Path(__file__).parent.parent
 ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")

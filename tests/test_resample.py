@@ -8,6 +8,8 @@ import pytest
 
 from keras_vit.resample import PRESETS, Interpolation, matrix, resample_grid
 
+pytestmark = [pytest.mark.backend_free, pytest.mark.usefixtures("torchvision")]
+
 WIDTH = 20
 PATCH = 8
 TOLERANCE = 1e-5  # absolute, on N(0, 1) tables: the sources compute in float32

@@ -5,6 +5,8 @@ import pytest
 
 from keras_vit.resample import PRESETS, matrix, resample_grid
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_matrix_same_size_is_identity_without_offset(preset):

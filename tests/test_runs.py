@@ -20,9 +20,7 @@ from keras_vit.train.checkpoint.lock import Lock
 from keras_vit_cli import main, output
 from keras_vit_cli.info import run_facts
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the same on every backend"
-)
+pytestmark = pytest.mark.backend_free
 ROOT = Path(__file__).parents[1]
 RECIPE = {
     "name": "tiny",

@@ -63,6 +63,7 @@ def test_variants_are_all_public():
     assert set(PUBLISHED) <= set(keras_vit.__all__)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("variant", PUBLISHED)
 def test_variant_has_the_published_parameters(variant):
     with_head, trunk = PUBLISHED[variant]
@@ -76,6 +77,7 @@ def test_variant_matches_its_golden_table(variant):
     assert table(without_memory(variant)) == json.loads(GOLDEN.read_text())[variant]
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("variant", PUBLISHED)
 def test_variant_cites_its_source(variant):
     size = variants.SIZES[variant]

@@ -140,7 +140,7 @@ class Page:
         self.send("Emulation.setScrollbarsHidden", hidden=True)
         self.show(scheme)
         self.send("Page.navigate", url=url)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not self.value(f"document.querySelector({json.dumps(ready)}) !== null"):
             if time.monotonic() > end:
                 raise TimeoutError(f"{url} is not ready: {self.problems}")

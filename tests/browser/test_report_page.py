@@ -4,7 +4,6 @@ import json
 import re
 
 import chromium_pipe
-import keras
 import numpy as np
 import pytest
 from conformance import KINDS, randomise
@@ -15,7 +14,7 @@ from keras_vit.explain import report
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a page is a page"),
+    pytest.mark.backend_free,
     pytest.mark.skipif(chromium_pipe.path() is None, reason="chromium is not installed"),
 ]
 

@@ -7,6 +7,8 @@ import pytest
 
 from keras_vit_cli import backend
 
+pytestmark = pytest.mark.backend_free
+
 
 @pytest.mark.parametrize(
     ("installed", "chosen", "settings", "prefer", "expected"),

@@ -9,6 +9,8 @@ import keras_vit
 from keras_vit.weights.formats import WRITABLE
 from keras_vit_cli import convert
 
+pytestmark = pytest.mark.backend_free
+
 
 def logits(model):
     return run(model, images(model.config))

@@ -46,6 +46,7 @@ def test_evaluate_prints_and_takes_few_shots(call, trained):
     assert 0 < one < ten < 100
 
 
+@pytest.mark.backend_free
 def test_evaluate_takes_few_shots_in_a_row_or_one_by_one(call, monkeypatch):
     given = []
 
@@ -74,6 +75,7 @@ def test_evaluate_takes_any_checkpoint(ask, tmp_path):
     assert ask(tmp_path / "other.keras", "--data", "digits")["top5"] != wanted["top5"]
 
 
+@pytest.mark.backend_free
 def test_evaluate_refuses_in_one_line(call, trained, tmp_path):
     keras_vit.ViT(SMALL.replace(num_classes=3)).save(tmp_path / "three.keras")
     mixed = SMALL.replace(num_classes=10, labels=tuple("1023456789"))
@@ -91,6 +93,7 @@ def test_evaluate_refuses_in_one_line(call, trained, tmp_path):
         assert (code, out) == (1, "") and words in err and err.count("\n") == 1
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("option", [("--batch", 0), ("--few-shot", "x"), ("--few-shot", 1, 0)])
 def test_evaluate_wants_positive_numbers(call, option):
     code, out, err = call("evaluate", "runs", *option)

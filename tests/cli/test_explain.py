@@ -2,7 +2,6 @@
 
 import os
 
-import keras
 import numpy as np
 import pytest
 from conformance import KINDS, tiny_model
@@ -12,9 +11,7 @@ from typer.testing import CliRunner
 from keras_vit import runtime
 from keras_vit_cli import main
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the runtimes are tested on every backend"
-)
+pytestmark = pytest.mark.backend_free
 
 
 def image():

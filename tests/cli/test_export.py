@@ -2,7 +2,6 @@
 
 import json
 
-import keras
 import numpy as np
 import pytest
 from conformance import images, run, tiny_model
@@ -14,9 +13,7 @@ from keras_vit import images as image_files
 from keras_vit import runtime
 from keras_vit_cli import export, main
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="an export runs on TensorFlow"
-)
+pytestmark = pytest.mark.only_on("tensorflow")
 
 
 @pytest.fixture

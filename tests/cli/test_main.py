@@ -13,6 +13,8 @@ import keras_vit
 from keras_vit.weights.fetch import known
 from keras_vit_cli import main
 
+pytestmark = pytest.mark.backend_free
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(main.app).commands
 HEAVY = ("keras", "keras_vit", "numpy", "tensorflow", "jax", "torch", "huggingface_hub", "PIL")

@@ -6,6 +6,8 @@ import pytest
 
 from keras_vit.weights.fetch import known
 
+pytestmark = pytest.mark.backend_free
+
 
 def test_models_lists_rows_for_a_pipe(call):
     code, out, _ = call("models", "vit_b16", "DINO")

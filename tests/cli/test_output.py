@@ -2,9 +2,12 @@
 
 import io
 
+import pytest
 from rich.table import Table
 
 from keras_vit_cli import output
+
+pytestmark = pytest.mark.backend_free
 
 
 def test_tables_take_no_name_for_markup(terminal):

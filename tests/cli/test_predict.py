@@ -19,9 +19,7 @@ from keras_vit.export.saved_model.export import export_saved_model
 from keras_vit.images import IMAGE_FORMATS, find_images, read_image, read_pixels
 from keras_vit_cli import main
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the runtimes are tested on every backend"
-)
+pytestmark = pytest.mark.backend_free
 
 LABELS = ("cat", "dog\t[red]", "élan")
 

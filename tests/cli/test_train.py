@@ -25,6 +25,7 @@ def test_train_says_what_it_does_and_where_things_are(call, digits, tmp_path):
     assert sum("val_accuracy" in line for line in out.splitlines()) == 2
 
 
+@pytest.mark.backend_free
 def test_list_shows_every_recipe_there_is(call):
     code, out, _ = call("train", "--list")
     lines = out.splitlines()
@@ -35,6 +36,7 @@ def test_list_shows_every_recipe_there_is(call):
     assert line.split(maxsplit=1)[1].startswith("Handwritten digits")
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -55,11 +57,13 @@ def test_train_refuses_in_one_line(call, digits, change, words, tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.backend_free
 def test_an_unknown_recipe_shows_all(call, tmp_path):
     code, _, err = call("train", "--recipe", "zzz", "--workdir", tmp_path)
     assert code == 1 and all(name in err for name in train.list_recipes())
 
 
+@pytest.mark.backend_free
 def test_a_recipe_may_be_a_file(call, tmp_path):
     source = (ROOT / "training/recipes/digits.py").read_text()
     (tmp_path / "mine.py").write_text(source.replace("def digits(", "def mine("))
@@ -68,6 +72,7 @@ def test_a_recipe_may_be_a_file(call, tmp_path):
     assert code == 1 and "1 to the 1437 training samples" in err
 
 
+@pytest.mark.backend_free
 def test_a_finished_run_is_left_alone(call, digits, trained):
     folder = trained
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -101,7 +106,7 @@ def test_a_finished_run_can_be_made_longer(call, trained, tmp_path):
     assert runs.read(copy)["position"]["steps_per_epoch"] == 2
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the same on all")
+@pytest.mark.backend_free
 def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog):
     copy = shutil.copytree(trained, tmp_path / "copy")
     log, results = (copy / "log.jsonl").read_bytes(), (copy / "results.json").read_text()
@@ -114,13 +119,15 @@ def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog
     assert code == 0 and "resumes at step 4" in out
     assert "model.keras is missing, and is created again" in caplog.text
     got = run_folder.read_results(copy)
-    got["seconds"] = pytest.approx(wanted["seconds"], abs=1)
-    assert wanted == got and (copy / "log.jsonl").read_bytes() == log
+    assert got.keys() == wanted.keys() and got["seconds"] > 0
+    assert wanted == {**got, "seconds": wanted["seconds"]}
+    assert (copy / "log.jsonl").read_bytes() == log
     models = (keras.saving.load_model(one / "model.keras") for one in (trained, copy))
     for one, other in zip(*(model.get_weights() for model in models), strict=True):
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.backend_free
 def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(call, trained, tmp_path, caplog):
     copy = shutil.copytree(trained, tmp_path / "copy")
     wanted = (copy / "recipe.json").read_text()
@@ -135,12 +142,14 @@ def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(call, trained, tmp
     assert code == 1 and "copy/recipe.json cannot be read as a recipe" in err
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("options", [["--recipe", "digits"], ["--workdir", "x"], ["--nonsense"]])
 def test_a_wrong_call_of_train_is_code_2(call, options):
     code, out, err = call("train", *options)
     assert (code, out) == (2, "") and "Usage: keras-vit train" in err
 
 
+@pytest.mark.backend_free
 def test_train_that_is_interrupted_is_code_130(call, digits, tmp_path, monkeypatch):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
@@ -150,6 +159,7 @@ def test_train_that_is_interrupted_is_code_130(call, digits, tmp_path, monkeypat
     assert (code, out, err) == (130, "", "\nkeras-vit: stopped\n")
 
 
+@pytest.mark.backend_free
 def test_programs_of_a_checkout_are_the_commands():
     for name, text in (("train", "Train a model by a recipe"), ("evaluate", "Measure top-1")):
         command = [sys.executable, "-m", f"training.{name}", "--help"]

@@ -12,16 +12,12 @@ from explain_cases import case
 
 from keras_vit import explain
 
-tensorflow_only = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="NumPy alone follows on what a model holds"
-)
-
 
 def cosine(a, b):
     return a @ b / np.sqrt((a @ a) * (b @ b))
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", ["paper", "mean_all", "registers", "learned_2d", "sincos_2d"])
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_position_similarity_is_a_cosine(kind, policy):
@@ -38,7 +34,7 @@ def test_position_similarity_is_a_cosine(kind, policy):
     assert np.abs(found[0, 1] - found[1, 0]).max() > 1e-2
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_position_similarity_of_nothing():
     with pytest.raises(ValueError, match="model must have position embeddings.*'none'"):
         explain.position_similarity(case("no_positions")[0])
@@ -48,7 +44,7 @@ def test_position_similarity_of_nothing():
     assert not explain.position_similarity(model).any()
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind, shape", [("patch_norm", (8, 4, 3)), ("pre_logits", (8, 8, 1))])
 def test_patch_filters_are_principal_components(kind, shape):
     model, _, _ = case(kind)
@@ -72,7 +68,7 @@ def test_patch_filters_are_principal_components(kind, shape):
     np.testing.assert_allclose(explain.patch_filters(moved, 4), found, atol=1e-4)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_patch_filters_are_as_many_as_there_are():
     model, _, _ = case("paper")
     assert explain.patch_filters(model).shape == (19, 8, 8, 3)  # 20 points lie in 19 directions
@@ -119,7 +115,7 @@ def test_patch_pca_is_one_for_all_images():
     assert np.abs(found - explain.patch_pca(model, x, 0)).max() > 1e-2
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_patch_pca_of_too_little():
     model = tiny_model("paper", image_size=(8, 16))
     with pytest.raises(ValueError, match="images must have three patches.*2 patches of width 20"):
@@ -135,7 +131,7 @@ def test_patch_pca_of_too_little():
         explain.patch_pca(model, same)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_names_of_the_package():
     for name in explain.__all__:
         assert getattr(explain, name).__doc__, name
@@ -144,7 +140,7 @@ def test_names_of_the_package():
         getattr(explain, "rollout")  # noqa: B009
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.slow
 def test_arrays_need_no_matplotlib():
     # Keras imports it by itself where it is installed, so it is made impossible to import.

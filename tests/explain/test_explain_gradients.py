@@ -18,9 +18,6 @@ STEP = 1e-4
 EVERYWHERE = ("registers",)
 KINDS = (*EVERYWHERE, "mean", "post_norm", "mean_all", "qk_norm", "all_tokens", "pre_logits")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
-tensorflow_only = pytest.mark.skipif(
-    not TENSORFLOW, reason="differs in nothing that a backend sees"
-)
 each_kind = pytest.mark.parametrize("kind", KINDS if TENSORFLOW else EVERYWHERE)
 
 
@@ -198,7 +195,7 @@ def test_explanations_leave_the_model_as_it_was():
         np.testing.assert_array_equal(value, after[2][path], err_msg=path)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_zero_head_has_no_reason():
     for kind in ("paper", "mean"):
         model = tiny_model(kind)
@@ -211,7 +208,7 @@ def test_zero_head_has_no_reason():
         assert explain.grad_cam(model, x).any() and explain.attention_gradient(model, x).any()
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_activation_of_the_head_is_left_out():
     model, x, _ = case("registers")
     ending = tiny_model("registers", classifier_activation="softmax")
@@ -231,7 +228,7 @@ def test_activation_of_the_head_is_left_out():
     assert np.abs(own - ours).max() > 1e-2
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.parametrize("classes", [3, -1, [0], [0, 3], 1.0, True, [[0, 1]], "cat", [0, None]])
 def test_classes_that_do_not_fit_are_named(classes):
     model, x, _ = case("paper")
@@ -240,7 +237,7 @@ def test_classes_that_do_not_fit_are_named(classes):
             explained(model, x, classes)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_model_without_a_head_is_named():
     model, x, _ = case("features")
     for explained in (explain.grad_cam, explain.attention_gradient):

@@ -15,9 +15,7 @@ from PIL import Image
 from keras_vit import explain, preprocessing
 from keras_vit.explain import report
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the arrays are tested on every backend"
-)
+pytestmark = pytest.mark.backend_free
 
 ATTACK = "</script><img src=x onerror=alert(1)><!--"
 

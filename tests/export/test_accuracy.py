@@ -1,6 +1,5 @@
 """Accuracy of models and exports on labeled images, and the refusal of a bad one."""
 
-import keras
 import numpy as np
 import pytest
 from conformance import TINY
@@ -8,9 +7,7 @@ from conformance import TINY
 from keras_vit.export.accuracy import AT_A_TIME, check_drop, measure
 from keras_vit.runtime import Runtime
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="it counts NumPy arrays, alike everywhere"
-)
+pytestmark = pytest.mark.backend_free
 
 
 PIXELS = TINY.replace(pixel_mean=0.0, pixel_std=1 / 255)  # takes them from 0 to 255

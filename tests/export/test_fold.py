@@ -12,9 +12,6 @@ from keras_vit.export.in_numpy import NumpyOperators
 from keras_vit.export.program import Program
 from keras_vit.preprocessing import normalised
 
-one_backend = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="folding reads NumPy arrays alike everywhere"
-)
 FLOAT32 = 1e-5  # of the logits' range
 
 
@@ -30,7 +27,7 @@ def with_block(folded, index, **changes):
     return dataclasses.replace(folded, blocks=tuple(blocks))
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_folded_stream_is_centred_only_where_norms_alone_read_it():
     centered = {kind: fold(tiny_model(kind)).blocks[0].mlp_norm.centered for kind in KINDS}
     assert {kind for kind, yes in centered.items() if not yes} == {"post_norm", "patch_norm"}
@@ -41,7 +38,7 @@ def test_folded_stream_is_centred_only_where_norms_alone_read_it():
         assert np.abs(array.mean(-1)).max() < 1e-7 < np.abs(array).max()
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_post_norm_keeps_its_gain():
     """It stands on the residual stream, so a Dense behind it cannot take it over."""
     model = tiny_model("post_norm")
@@ -61,7 +58,7 @@ def test_post_norm_keeps_its_gain():
     assert all(b.attention_norm.scale is None for b in fold(tiny_model()).blocks)
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_bias_of_keys_and_values_is_folded_away():
     model = tiny_model()
     columns = model.config.num_heads * model.config.key_dim
@@ -72,7 +69,7 @@ def test_bias_of_keys_and_values_is_folded_away():
         assert not block.key.bias.any() and not block.value.bias.any()
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_fold_merges_lora_and_leaves_the_model():
     model = tiny_model("registers")
     x = images(model.config)
@@ -88,7 +85,7 @@ def test_fold_merges_lora_and_leaves_the_model():
     assert model.blocks[0].attention.query_dense.lora_enabled
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_fold_reads_a_mixed_precision_model_in_full():
     mixed = tiny_model(dtype="mixed_bfloat16")
     full = tiny_model()
@@ -97,7 +94,7 @@ def test_fold_reads_a_mixed_precision_model_in_full():
     assert np.abs(run(mixed, x) - run(full, x)).max() / np.ptp(run(full, x)) > 1e-4
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_fold_refuses_what_it_cannot_fold():
     quantized = tiny_model()
     quantized.blocks[1].mlp.dense_2.quantize("int8")
@@ -111,7 +108,7 @@ def test_fold_refuses_what_it_cannot_fold():
             fold(model)
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_folded_weights_are_named_after_the_layers_of_the_model():
     model = tiny_model("patch_norm", qk_norm=True, representation_size=4)
     known = {v.path.rpartition("/")[0] for v in model.weights}
@@ -128,7 +125,7 @@ def test_folded_weights_are_named_after_the_layers_of_the_model():
     assert names - {None, "encoder_block_0", "encoder_block_1"} == known - tables
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_joined_products_are_the_products_side_by_side():
     block = fold(tiny_model()).blocks[1]
     product = joined([block.query, block.key, block.value])
@@ -139,7 +136,7 @@ def test_joined_products_are_the_products_side_by_side():
     assert joined([block.key]) is block.key
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_pixel_gain_is_the_normalization_of_pixels():
     config = TINY.replace(pixel_mean=(0.1, 0.4, 0.2), pixel_std=(0.3, 0.2, 0.1))
     gain = pixel_gain(config)

@@ -2,14 +2,11 @@
 
 import os
 
-import keras
 import pytest
 
 from keras_vit.export.one_file import check_file, new_file
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="files are alike everywhere"
-)
+pytestmark = pytest.mark.backend_free
 
 
 def write(target, content=b"new"):

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 
-import keras
 import numpy as np
 import pytest
 from conformance import COMBINATIONS, KINDS, images, run, tiny_model
@@ -18,9 +17,6 @@ from keras_vit.export.tflite.operators import TFLiteOperators
 EVERYWHERE = "registers"  # the others differ in nothing that a backend sees
 CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 ACTIVATIONS = ("softmax", "log_softmax", "sigmoid", "linear")
-one_backend = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the program runs on NumPy arrays everywhere"
-)
 
 
 def error(found, expected):
@@ -28,10 +24,11 @@ def error(found, expected):
     return np.abs(found - expected).max() / np.ptp(expected)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [c if c == EVERYWHERE else pytest.param(c, marks=pytest.mark.backend_free) for c in CASES],
+)
 def test_program_is_the_model(case):
-    if keras.backend.backend() != "tensorflow" and case != EVERYWHERE:
-        pytest.skip("one kind is enough on the other backends")
     kind, changes = CASES[case]
     model = tiny_model(kind, seed=3, **changes)
     x = images(model.config)
@@ -48,7 +45,7 @@ def test_program_is_the_model(case):
         assert error(broken.output(x), expected) > 1e-3
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_program_applies_the_activation_of_the_model(activation):
     model = tiny_model(classifier_activation=activation)
@@ -59,7 +56,7 @@ def test_program_applies_the_activation_of_the_model(activation):
     assert (error(logits, run(model, x)) > 1e-2) == (activation != "linear")
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_last_block_computes_the_one_token_that_is_read():
     """Where it may: another pooling reads all of them."""
     for kind, rows in (("paper", 3), ("mean", 3 * 7), ("all_tokens", 3 * 7)):
@@ -69,14 +66,14 @@ def test_last_block_computes_the_one_token_that_is_read():
         assert x.shape == (rows, model.config.width)
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_program_without_a_head_has_no_logits():
     program = Program(fold(tiny_model("features")), NumpyOperators())
     with pytest.raises(ValueError, match="logits need a model with a head. Received"):
         program.logits(np.zeros((1, 20)))
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_every_target_has_the_operators_with_the_same_arguments():
     named = {name for name in vars(Operators) if not name.startswith("_")}
     assert len(named) > 10

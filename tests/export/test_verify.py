@@ -1,6 +1,5 @@
 """The comparison of an export with its model: what passes, what does not, and what is said."""
 
-import keras
 import numpy as np
 import pytest
 from conformance import TINY
@@ -8,9 +7,7 @@ from conformance import TINY
 from keras_vit.export.verify import checked_pictures, generated_images, verify_export
 from keras_vit.runtime import Runtime
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="it compares NumPy arrays, alike everywhere"
-)
+pytestmark = pytest.mark.backend_free
 WEIGHTS = np.random.default_rng(0).normal(size=(24 * 16 * 3, 3)) / 30
 
 

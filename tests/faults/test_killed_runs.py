@@ -3,7 +3,6 @@
 import signal
 import time
 
-import keras
 import numpy as np
 import pytest
 import real_runs
@@ -64,7 +63,7 @@ def test_run_goes_on_bit_for_bit_and_keeps_others_out(tmp_path):
     assert log(other.folder) != log(tmp_path / "straight")
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="only JAX cuts weights")
+@pytest.mark.only_on("jax")
 def test_run_with_weights_in_two_pieces_goes_on_bit_for_bit(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     check_goes_on(tmp_path, "--devices", "model:2", **flags)

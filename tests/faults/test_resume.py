@@ -3,7 +3,6 @@
 import shutil
 import signal
 
-import keras
 import killed_trainee as trainee
 import numpy as np
 import pytest
@@ -72,12 +71,12 @@ def test_resume_is_bit_for_bit_from_the_first_step_and_the_last(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="torch has no steps_per_execution")
+@pytest.mark.only_on("tensorflow", "jax")  # torch has no steps_per_execution
 def test_resume_is_bit_for_bit_with_two_steps_at_once(tmp_path):
     check_resumes(tmp_path, [2, 4, 10, 12], steps_per_execution=2)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="no float16 on a CPU")
+@pytest.mark.only_on("tensorflow", "jax")  # torch has no float16 on a CPU
 def test_resume_is_bit_for_bit_in_float16(tmp_path):
     check_resumes(tmp_path, [4, 11], precision="mixed_float16")

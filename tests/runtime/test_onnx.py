@@ -1,6 +1,5 @@
 """An ONNX file opened to run: it answers as the model does, and says what it cannot open."""
 
-import keras
 import numpy as np
 import pytest
 from conformance import images, run, tiny_model
@@ -11,9 +10,7 @@ from keras_vit.runtime.onnx import OnnxRuntime
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="no backend runs the file"
-)
+pytestmark = pytest.mark.backend_free
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def test_what_is_not_a_vit_is_refused(tmp_path):
         runtime.open(tmp_path / "none")
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="an export runs on TensorFlow")
+@pytest.mark.only_on("tensorflow")
 def test_open_takes_the_highest_version_of_an_export(model, tmp_path):
     from keras_vit.export.saved_model.export import export_saved_model
 

@@ -4,7 +4,6 @@ import functools
 import json
 import sys
 
-import keras
 import numpy as np
 import pytest
 from conformance import TINY, images, run, tiny_model
@@ -16,9 +15,7 @@ from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.preprocessing import normalised
 from keras_vit.runtime.tflite import TFLiteRuntime
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="LiteRT runs without Keras' backend"
-)
+pytestmark = pytest.mark.backend_free
 
 
 same_model = functools.cache(tiny_model)

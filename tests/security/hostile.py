@@ -7,7 +7,6 @@ import struct
 import tracemalloc
 import zipfile
 
-import keras
 import numpy as np
 import pytest
 
@@ -17,10 +16,6 @@ from keras_vit.weights.files.rules import Refused
 TIB = 1 << 40
 FLAT = 8 << 20
 """Bytes that a refusal may allocate. The files declare 100 MiB and more."""
-
-ONE_BACKEND = pytest.mark.skipif(
-    keras.backend.backend() != "torch", reason="has no backend in it: run once is enough"
-)
 
 
 def refusal_of(function, *args):

@@ -8,7 +8,6 @@ import zipfile
 import keras
 import numpy as np
 import pytest
-from hostile import ONE_BACKEND
 
 import keras_vit
 from keras_vit import ViT, ViTConfig
@@ -126,7 +125,7 @@ def test_sane_files_load(saved, tmp_path, kind):
     assert config == TINY.replace(interpolation=config.interpolation)
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 @pytest.mark.parametrize("field", BEYOND)
 @pytest.mark.parametrize("kind", OPEN)
 def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, field):
@@ -135,7 +134,7 @@ def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, fie
     refused(f"^{field} must be .*{field}=.*{BEYOND[field]}", load, path)
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 @pytest.mark.parametrize("field", WITHIN)
 @pytest.mark.parametrize("kind", OPEN)
 def test_number_that_the_arrays_contradict_is_refused(saved, tmp_path, refused, kind, field):
@@ -144,7 +143,7 @@ def test_number_that_the_arrays_contradict_is_refused(saved, tmp_path, refused, 
     refused(found, load, spoil(saved, tmp_path, fields))
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 def test_inspect_lists_numbers_that_the_arrays_contradict(saved, tmp_path):
     path = spoil_safetensors(saved, tmp_path, {"depth": 4096, "num_registers": 7})
     found = inspect(path)
@@ -155,7 +154,7 @@ def test_inspect_lists_numbers_that_the_arrays_contradict(saved, tmp_path):
     assert found.config.depth == 2
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 @pytest.mark.parametrize("dtype", ["DTypePolicy", "DTypePolicyMap"])
 def test_keras_file_of_a_quantized_model_is_bounded_too(saved, tmp_path, refused, dtype):
     def change(config):
@@ -176,7 +175,7 @@ def test_keras_file_of_another_model_is_refused_before_it_is_built(saved, tmp_pa
         load_keras(path)
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
     content = (saved / "m.keras").read_bytes()
     path = tmp_path / "m.keras"
@@ -210,7 +209,7 @@ def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
         ),
     ],
 )
-@ONE_BACKEND
+@pytest.mark.backend_free
 def test_image_size_has_a_ceiling_without_a_position_table(fields, message):
     with pytest.raises(ValueError, match=message):
         ViTConfig(**{"position_embedding": "none", **fields})
@@ -222,7 +221,7 @@ def test_image_size_has_a_ceiling_without_a_position_table(fields, message):
 NAN, INF = float("nan"), float("inf")
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -246,7 +245,7 @@ def test_our_config_of_other_types_is_refused(saved, tmp_path, refused, kind, ch
     refused(found, load, spoil(saved, tmp_path, changes))
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 @pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1, "a": 2}', "[" * 10**5, "\xff", "1" * 5000])
 def test_config_json_that_is_no_object_is_refused(saved, tmp_path, refused, text):
     path = spoil_h5(saved, tmp_path, {})
@@ -264,7 +263,7 @@ RECORD = {
 }
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -284,7 +283,7 @@ def test_record_of_an_export_is_checked(refused, changes, found):
     refused(found, stated, "x.onnx", {**RECORD, **changes})
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 def test_input_of_an_export_is_compared_with_its_config():
     check_input("x.onnx", TINY, (None, 24, 16, 3))
     with pytest.raises(Refused, match=r"of the size in its config, \(24, 16, 3\).*x.onnx"):

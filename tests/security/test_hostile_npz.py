@@ -13,11 +13,13 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
-from hostile import ONE_BACKEND, TIB, Canary, archive, entry, npy, refuse, tensors
+from hostile import TIB, Canary, archive, entry, npy, refuse, tensors
 
 from keras_vit.weights.files import arrays, npz, writers
 from keras_vit.weights.files.h5 import check_weights_h5
 from keras_vit.weights.files.rules import Refused
+
+pytestmark = pytest.mark.backend_free
 
 
 def patched(path, position, data):
@@ -245,7 +247,6 @@ def test_npz_member_that_reaches_into_the_directory_is_refused(tmp_path):
     refuse(path, "hold the bytes its directory declares", "'a.npy'")
 
 
-@ONE_BACKEND
 def test_npz_changed_anywhere_is_refused_or_reads_the_same(tmp_path):
     path = archive(tmp_path / "x.npz", ("a/b.npy", npy((2, 3))), ("c.npy", npy((1,), "|V2", b"ab")))
     with arrays.open_arrays(path) as file:
@@ -314,7 +315,6 @@ MEASURE = """
 """
 
 
-@ONE_BACKEND
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kB on Linux")
 def test_refusing_takes_no_memory(tmp_path):
     size = 256 << 20

@@ -9,10 +9,12 @@ import textwrap
 
 import numpy as np
 import pytest
-from hostile import ONE_BACKEND, Canary, archive, refuse
+from hostile import Canary, archive, refuse
 
 from keras_vit.weights.files import arrays
 from keras_vit.weights.files.rules import Refused
+
+pytestmark = pytest.mark.backend_free
 
 
 def test_pickles_are_refused_by_content_and_by_name(tmp_path):
@@ -54,7 +56,6 @@ MAKE_CHECKPOINTS = """
 """
 
 
-@ONE_BACKEND
 def test_commands_convert_pickles(tmp_path):
     """Runs the command that each refusal prints, with PyTorch."""
     make = [sys.executable, "-c", textwrap.dedent(MAKE_CHECKPOINTS)]

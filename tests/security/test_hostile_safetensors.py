@@ -8,6 +8,8 @@ from hostile import TIB, entry, refuse, tensors
 
 from keras_vit.weights.files import arrays
 
+pytestmark = pytest.mark.backend_free
+
 
 def test_sound_safetensors_are_read(tmp_path):  # the control
     header = {"b": entry(12, 24), "a": entry(), "none": entry(12, 12, (0, 7))}

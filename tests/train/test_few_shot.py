@@ -28,6 +28,7 @@ def pictures(config, count, seed):
     return tf.data.Dataset.from_tensor_slices((x.astype("float32"), y)).batch(8)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("count", [4, 11])  # a system of the examples, and one of the features
 def test_solve_is_scikit_learns_ridge(count):
     rng = np.random.default_rng(count)
@@ -38,6 +39,7 @@ def test_solve_is_scikit_learns_ridge(count):
     assert np.abs(few_shot.solve(x, y, 1.1 * L2) - ridge.coef_.T).max() > 1e-4
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("shots", [1, 5])
 def test_accuracy_is_that_of_ridge_on_the_drawn_examples(shots):
     (x, y), (test_x, test_y) = clusters(60, seed=0), clusters(300, seed=1)
@@ -61,6 +63,7 @@ def test_accuracy_is_that_of_ridge_on_the_drawn_examples(shots):
     assert chance < accuracy
 
 
+@pytest.mark.backend_free
 def test_accuracy_grows_with_shots_and_depends_on_the_draw():
     data = (*clusters(300, seed=0), *clusters(600, seed=1))
     accuracies = [
@@ -73,6 +76,7 @@ def test_accuracy_grows_with_shots_and_depends_on_the_draw():
     assert few_shot.few_shot_accuracy(*data, 1, 2) in draws  # the same seed draws the same
 
 
+@pytest.mark.backend_free
 def test_whitening_makes_the_scale_of_a_feature_irrelevant():
     (x, y), (test_x, test_y) = clusters(60, seed=0), clusters(300, seed=1)
     scale = np.logspace(-1, 3, WIDTH)
@@ -83,6 +87,7 @@ def test_whitening_makes_the_scale_of_a_feature_irrelevant():
     assert few_shot.few_shot_accuracy(x, y, scale * test_x + 7, test_y, 5) < a - 0.1
 
 
+@pytest.mark.backend_free
 def test_accuracy_with_labels_that_have_gaps_and_classes_that_have_few():
     x, y = clusters(60, seed=0, noise=0.2)
     keep = np.concatenate([np.flatnonzero(y == 0)[:2], np.flatnonzero(y != 0)])
@@ -111,6 +116,7 @@ def test_evaluate_reads_the_features_before_the_head():
     assert few_shot.evaluate_few_shot(model, train, test, (4,), 1, L2)["few_shot_4"] < 0.5
 
 
+@pytest.mark.backend_free
 def test_evaluate_needs_one_vector_a_picture():
     model = tiny_model("all_tokens")
     with pytest.raises(ValueError, match="one feature vector an image"):

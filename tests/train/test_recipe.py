@@ -8,6 +8,8 @@ import pytest
 from keras_vit.train import recipe as recipes
 from keras_vit.train.recipe import Augment, Data, Evaluation, Model, Recipe, Run, override
 
+pytestmark = pytest.mark.backend_free
+
 
 def example(**changes):
     fields = {

@@ -7,6 +7,8 @@ import pytest
 
 from keras_vit.train import list_recipes, load_recipe, recipe_files
 
+pytestmark = pytest.mark.backend_free
+
 DIGITS = Path(__file__).parents[2] / "training" / "recipes" / "digits.py"
 
 

@@ -9,14 +9,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-import keras
 import pytest
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="the same files on every backend"
-    ),
+    pytest.mark.backend_free,
 ]
 
 ROOT = Path(__file__).parents[2]

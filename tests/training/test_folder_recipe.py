@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from keras_vit.train import load_recipe, train
@@ -31,6 +32,7 @@ def write_folder(root):
         picture.save(root / part / label / f"{number}.{'png' if number % 3 == 0 else 'jpg'}")
 
 
+@pytest.mark.backend_free
 def test_a_folder_of_files_gets_every_picture_of_the_report(tmp_path):
     write_folder(tmp_path / "flowers")
     config = json.dumps(TINY)

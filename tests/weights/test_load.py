@@ -6,10 +6,12 @@ import logging
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import bare, images, logits, one_backend
+from weights_sources import bare, images, logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
+
+pytestmark = pytest.mark.usefixtures("torchvision")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def test_load_without_head_gives_features(tmp_path, arrays):
     assert set(dropped) == {"head.weight", "head.bias"}
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -127,7 +129,7 @@ def test_load_grid_of_a_bare_file_is_square_unless_it_cannot_be(tmp_path):
     assert model.config.grid == (3, 2)
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_load_unknown_names_are_shown(tmp_path):
     path = bare(tmp_path, {"layer1.conv.weight": np.ones(3, "float32")})
     with pytest.raises(ValueError, match="names of one of google.*layer1.conv.weight"):
@@ -173,7 +175,7 @@ def test_variants_take_weights(tmp_path, monkeypatch):
     np.testing.assert_array_equal(logits(again, images()), logits(model, images()))
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_load_needs_no_network_client(tmp_path, arrays):
     import subprocess
     import sys

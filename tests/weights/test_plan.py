@@ -1,7 +1,7 @@
 """The plan of a checkpoint, and the shapes of our weights that it rests on."""
 
 import pytest
-from weights_sources import TINY, one_backend
+from weights_sources import TINY
 
 import keras_vit
 from keras_vit.model import weight_shapes
@@ -27,7 +27,7 @@ def test_weight_shapes_are_those_of_the_model(fields):
     assert weight_shapes(config) == found
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_plan_takes_the_classes_of_a_new_head_from_the_caller_alone():
     """A file with two heads needs `num_classes`, and what the file states is not used."""
 

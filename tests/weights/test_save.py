@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from weights_sources import TINY, one_backend, random_vit
+from weights_sources import TINY, random_vit
 
 import keras_vit
 from keras_vit.weights.formats import WRITABLE
@@ -29,7 +29,7 @@ CANNOT = [
 ]
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(("format", "fields", "message"), CANNOT)
 def test_save_says_what_a_format_cannot_express(tmp_path, format, fields, message):
     with pytest.raises(ValueError, match=message):
@@ -37,7 +37,7 @@ def test_save_says_what_a_format_cannot_express(tmp_path, format, fields, messag
     assert not list(tmp_path.iterdir())
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_save_rejects_unknown_formats_and_models(tmp_path):
     with pytest.raises(ValueError, match="format must be one of 'google'.*Received: format='flax'"):
         keras_vit.save_pretrained(random_vit(), tmp_path / "out", format="flax")
@@ -56,7 +56,7 @@ def test_save_refuses_lora(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("format", ["timm", "torchvision"])
 def test_save_leaves_the_old_whole_when_it_fails(tmp_path, format, monkeypatch):
     from keras_vit.weights import save

@@ -4,7 +4,6 @@ import io
 import struct
 import zlib
 
-import keras
 import numpy as np
 import pytest
 from conformance import tiny_model
@@ -14,9 +13,7 @@ from keras_vit import ViTConfig, preprocessing, runtime
 from keras_vit.export.saved_model.export import export_saved_model
 from keras_vit.export.verify import FILES_BOUND
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="does not depend on the backend"
-)
+pytestmark = pytest.mark.backend_free
 
 MODES = ("RGB", "L", "CMYK", "RGBA", "LA", "P", "1")
 

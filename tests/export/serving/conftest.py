@@ -6,15 +6,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import keras
 import pytest
 import yaml
 
 HERE = Path(__file__).parent
 NAME = "flowers"
-
-# Nothing here depends on Keras' backend, and even to import these tests takes TensorFlow.
-collect_ignore_glob = [] if keras.backend.backend() == "tensorflow" else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")

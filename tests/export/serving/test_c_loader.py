@@ -11,6 +11,8 @@ import tiny_export
 
 from keras_vit.export.saved_model.export import export_saved_model
 
+pytestmark = pytest.mark.backend_free
+
 LOADER = Path(__file__).with_name("c_loader.py")
 IMAGES = tiny_export.images(3)
 FILES = [tiny_export.picture(1), tiny_export.picture(2, "PNG", (50, 20)), tiny_export.picture(3)]

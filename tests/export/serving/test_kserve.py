@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 IMAGES = tiny_export.images(2)
 FILES = [tiny_export.picture(1), tiny_export.picture(2, "PNG", (50, 20))]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.backend_free, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

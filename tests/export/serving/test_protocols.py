@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tiny_export
 
+pytestmark = pytest.mark.backend_free
+
 plain = pytest.importorskip("plain_client", reason="tensorflow-serving-api is not installed")
 
 NAME = "flowers"

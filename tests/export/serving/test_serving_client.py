@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from keras_vit_cli import client
 from keras_vit_cli.main import app
 
+pytestmark = pytest.mark.backend_free
+
 pytest.importorskip("tensorflow_serving", reason="tensorflow-serving-api is not installed")
 
 IMAGES = tiny_export.images(2)

@@ -10,7 +10,6 @@ import subprocess
 import venv
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from conformance import TINY, randomise
@@ -21,7 +20,7 @@ from keras_vit.export.tflite.export import export_tflite
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a file is a file"),
+    pytest.mark.backend_free,
 ]
 
 HERE = Path(__file__).parent

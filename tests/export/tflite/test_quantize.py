@@ -1,6 +1,5 @@
 """Quantised TFLite files: what became int8, what did not, and how far the answer moved."""
 
-import keras
 import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
@@ -12,10 +11,7 @@ from keras_vit.export.tflite import quantize
 from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.preprocessing import normalised
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="files are made of NumPy arrays, alike everywhere",
-)
+pytestmark = pytest.mark.backend_free
 PRODUCTS = (
     *(f"attention/{name}" for name in ("query", "key", "value", "attention_output")),
     *(f"mlp/{name}" for name in ("dense_1", "dense_2")),

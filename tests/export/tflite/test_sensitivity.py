@@ -12,10 +12,7 @@ from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.export.tflite.sensitivity import quantization_sweep
 from keras_vit.preprocessing import normalised
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="files are made of NumPy arrays, alike everywhere",
-)
+pytestmark = pytest.mark.backend_free
 PIXELS = np.random.default_rng(4).integers(0, 256, (12, *TINY.input_shape), "uint8")
 PLANTED = ("encoder_block_1/mlp/dense_1", "encoder_block_1/mlp/dense_2")
 

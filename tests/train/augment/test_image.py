@@ -2,15 +2,10 @@
 
 import io
 
-import keras
 import numpy as np
 import PIL.Image
 import PIL.ImageFilter
 import pytest
-
-if keras.backend.backend() != "tensorflow":
-    pytest.skip("does not depend on the backend", allow_module_level=True)
-
 import tensorflow as tf
 
 from keras_vit import ViTConfig
@@ -18,6 +13,7 @@ from keras_vit.preprocessing import preprocess
 from keras_vit.train.augment import image as augment
 from keras_vit.train.recipe import Augment
 
+pytestmark = pytest.mark.backend_free
 CONFIG = ViTConfig(image_size=(24, 16), patch_size=8, width=20, num_heads=5, mlp_dim=28, depth=1)
 MEAN_STD = {"pixel_mean": (0.4, 0.5, 0.6), "pixel_std": (0.2, 0.3, 0.4)}
 ALL = Augment(

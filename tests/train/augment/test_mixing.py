@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras_vit.train.augment.mixing import mix_batch
 from keras_vit.train.recipe import Augment
 
+pytestmark = pytest.mark.backend_free
+
 
 def _batch(size):
     rng = np.random.default_rng(1)

@@ -2,20 +2,16 @@
 
 import collections
 
-import keras
 import numpy as np
 import PIL.Image
 import PIL.ImageEnhance
 import PIL.ImageOps
 import pytest
-
-if keras.backend.backend() != "tensorflow":
-    pytest.skip("does not depend on the backend", allow_module_level=True)
-
 import tensorflow as tf
 
 from keras_vit.train.augment import rand_augment
 
+pytestmark = pytest.mark.backend_free
 HEIGHT, WIDTH = 37, 29
 M = 7  # the magnitude
 EXACT = (0, 0.0)  # largest difference of a value, share of values that differ

@@ -134,7 +134,7 @@ def test_data_that_begins_anew_goes_on_at_the_beginning_of_an_epoch(tmp_path, ki
     assert not same(state(straight), state(other))
 
 
-@pytest.mark.skipif(not TORCH, reason="whose generator is set when an epoch begins")
+@pytest.mark.only_on("torch")
 def test_shuffled_arrays_are_shuffled_in_another_way_each_epoch(tmp_path):
     """Without dropout, which draws as well."""
     seen = []

@@ -18,9 +18,7 @@ from keras_vit import runs
 from keras_vit.train.checkpoint import files
 from keras_vit.train.checkpoint.lock import Lock
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the same on every backend"
-)
+pytestmark = pytest.mark.backend_free
 
 
 def arrays(step, size=1000):

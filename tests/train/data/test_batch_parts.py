@@ -1,6 +1,5 @@
 """Several processes: their parts are, together, the batches of one."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,9 +10,7 @@ from keras_vit.train.data.sources import Source
 from keras_vit.train.data.splits import IndexedSplit, Part, StreamedSplit
 from keras_vit.train.recipe import Augment
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the images are TensorFlow's everywhere"
-)
+pytestmark = pytest.mark.backend_free
 
 SHAPE, CLASSES, COUNT = (24, 16, 3), 3, 22
 CONFIG = ViTConfig(image_size=SHAPE[:2], patch_size=8, width=20, num_heads=5, num_classes=CLASSES)

@@ -2,7 +2,6 @@
 
 import io
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,9 +9,7 @@ from PIL import Image
 
 from keras_vit.train.data.decoding import decode
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="does not depend on the backend"
-)
+pytestmark = pytest.mark.backend_free
 
 
 def encode(mode, kind):

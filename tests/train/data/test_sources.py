@@ -3,9 +3,7 @@
 import http.server
 import socket
 import threading
-import time
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,9 +16,7 @@ from keras_vit.train.data import sources  # noqa: E402
 from keras_vit.train.data.splits import IndexedSplit, StreamedSplit  # noqa: E402
 from keras_vit.train.recipe import Data  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="sources know no Keras: once is enough"
-)
+pytestmark = pytest.mark.backend_free
 
 SHAPES = {"fixed": (5, 7, 3), "varied": (None, None, 3)}
 
@@ -207,10 +203,10 @@ def test_tfds_set_without_pictures_says_what_it_has(tmp_path):
 
 def test_tfds_set_that_cannot_be_fetched(data_dir, monkeypatch):
     monkeypatch.setattr(sources, "_unreachable", lambda url: "ConnectionError")
-    start = time.monotonic()
+    fetches = tfds.core.DatasetBuilder
+    monkeypatch.setattr(fetches, "download_and_prepare", lambda self: pytest.fail("it fetches"))
     with pytest.raises(ValueError, match=r"tfds build cifar100 --data_dir") as error:
         sources.open_source(Data("tfds:cifar100", data_dir))
-    assert time.monotonic() - start < 5
     for part in ("www.cs.toronto.edu does not answer", f"{data_dir}/cifar100", "fixed, varied"):
         assert part in str(error.value)
 
@@ -237,7 +233,7 @@ def test_tfds_set_is_fetched_where_it_can_be(tmp_path, monkeypatch):
 
 
 def test_probe_of_a_host(monkeypatch):
-    monkeypatch.setattr(sources, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(sources, "PROBE_SECONDS", 60)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -253,11 +249,11 @@ def test_probe_of_a_host(monkeypatch):
         assert sources._unreachable(f"http://127.0.0.1:{server.server_port}/x") is None
         server.shutdown()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        start = time.monotonic()
-        assert sources._unreachable(f"http://127.0.0.1:{port}/x") is not None
-        assert time.monotonic() - start < 2
-    assert sources._unreachable(f"http://127.0.0.1:{port}/x") == "ConnectionError"
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x"
+        monkeypatch.setattr(sources, "PROBE_SECONDS", 0.2)
+        assert sources._unreachable(url) in ("ReadTimeout", "no answer in 0.2 s")
+    monkeypatch.setattr(sources, "PROBE_SECONDS", 60)
+    assert sources._unreachable(url) == "ConnectionError"
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import socket
 
-import keras
 import pytest
 
 from keras_vit.train import distribution
@@ -11,9 +10,7 @@ from keras_vit.train.distribution import cluster
 from keras_vit.train.distribution.cluster import Cluster, expand_hosts, find_cluster
 from keras_vit.train.distribution.devices import Devices
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="it is read in the same way on every backend"
-)
+pytestmark = pytest.mark.backend_free
 
 TWO = {"worker": ["a:1001", "b:1002"]}
 SLURM = {

@@ -16,7 +16,7 @@ import pytest
 
 import keras_vit
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="only JAX cuts weights")
+pytestmark = pytest.mark.only_on("jax")
 
 TINY = {
     "image_size": (24, 16),

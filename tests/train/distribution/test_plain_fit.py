@@ -23,7 +23,6 @@ OF_TENSORFLOW = ("generator_of_keras", "unequal", "elsewhere", "exported", "mask
 
 # The others have tests of their own for processes, and these take a minute.
 in_processes = pytest.mark.usefixtures("several") if BACKEND == "jax" else pytest.mark.slow
-of_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="of tf.distribute alone")
 
 
 def run(folder, name, devices, cases, several=({},)):
@@ -100,20 +99,20 @@ def test_predictions_in_two_processes_are_those_of_the_model(several):
         np.testing.assert_allclose(case["predictions"], case["called"], rtol=1e-5, atol=1e-6)
 
 
-@of_tensorflow
+@pytest.mark.only_on("tensorflow")
 @pytest.mark.parametrize("case", ["arrays", "generator", "dataset", "evaluation", "exported"])
 def test_fit_on_two_devices_is_fit_on_one(one, mirrored, case):
     check_same(one[case], mirrored[case])
 
 
-@of_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_keras_alone_loses_batches_of_a_generator(one, mirrored):
     check_same(one["generator"], one["generator_of_keras"])
     with pytest.raises(AssertionError):
         check_same(one["generator"], mirrored["generator_of_keras"])
 
 
-@of_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_predictions_and_exports_are_those_of_the_model(one, mirrored):
     for found in (one, mirrored):
         case = found["evaluation"]
@@ -123,7 +122,7 @@ def test_predictions_and_exports_are_those_of_the_model(one, mirrored):
             np.testing.assert_allclose(case[name], case["model"], atol=1e-5)
 
 
-@of_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_batches_that_cannot_be_cut_evenly_are_refused(one, mirrored):
     assert one["unequal"] == {}
     said = mirrored["unequal"]
@@ -132,13 +131,13 @@ def test_batches_that_cannot_be_cut_evenly_are_refused(one, mirrored):
     assert "batches must be a multiple of the 2 devices. Received: a batch of" in said["dataset"]
 
 
-@of_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_a_model_from_outside_is_refused(one, mirrored):
     assert one["elsewhere"] == ""
     assert "model must be created in the scope of its devices" in mirrored["elsewhere"]
 
 
-@of_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_replicas_draw_masks_of_their_own_from_one_seed(one, mirrored):
     seen, states = mirrored["masks"]
     drawn = [tuple(mask[0]) for step in seen for mask in step]

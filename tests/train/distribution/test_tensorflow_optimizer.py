@@ -20,9 +20,7 @@ if keras.backend.backend() == "tensorflow":
 
     from keras_vit.train.distribution.tensorflow_optimizer import for_strategy
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="of tf.distribute alone"
-)
+pytestmark = pytest.mark.only_on("tensorflow")
 
 STEPS = Path(__file__).with_name("strategy_steps.py")
 

@@ -283,16 +283,11 @@ def die(out):
 
         def step(batch, logs):
             if devices.process == 1 and batch == 2:
-                Path(out).write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
 
         model = compiled(vit(), keras.optimizers.SGD(0.05))
         each = keras.callbacks.LambdaCallback(on_train_batch_end=step)
-        try:
-            model.fit(x, y, batch_size=8, epochs=10_000, callbacks=[each], verbose=0)
-        finally:
-            if devices.process == 0:
-                Path(out).write_text(str(time.time()))
+        model.fit(x, y, batch_size=8, epochs=10_000, callbacks=[each], verbose=0)
 
 
 def wait(out):

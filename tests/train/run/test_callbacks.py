@@ -218,7 +218,7 @@ def test_before_the_first_update_there_is_no_average():
     assert average == plain and plain > 0
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a strategy of TensorFlow")
+@pytest.mark.only_on("tensorflow")
 def test_the_average_is_evaluated_under_a_strategy():
     """Its variables are of another class, also with one device."""
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():

@@ -10,6 +10,8 @@ from PIL import Image
 from keras_vit.train.recipe import Data, Loss, Model, Recipe, Run
 from keras_vit.train.run import report
 
+pytestmark = pytest.mark.backend_free
+
 RECIPE = Recipe("mine", Data("digits"), Model(), Run(batch_size=4, epochs=1))
 
 

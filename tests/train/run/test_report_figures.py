@@ -4,7 +4,6 @@ import functools
 import io
 import re
 
-import keras
 import numpy as np
 import pytest
 from conformance import tiny_model
@@ -14,9 +13,7 @@ from PIL import Image
 from keras_vit import explain
 from keras_vit.train.run import report_figures
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the arrays are tested on every backend"
-)
+pytestmark = pytest.mark.backend_free
 
 
 def examples(count):

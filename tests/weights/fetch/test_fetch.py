@@ -14,7 +14,7 @@ from keras_vit.weights import fetch
 from keras_vit.weights.fetch import fetch_weights, https, network
 from keras_vit.weights.load import inspect
 
-pytestmark = pytest.mark.usefixtures("quick_downloads")
+pytestmark = [pytest.mark.backend_free, pytest.mark.usefixtures("quick_downloads")]
 
 
 # -- paths and names

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from loopback import COMMIT, DATA, REPO, ROOT, SHA256, closed_port, left
 
 from keras_vit.weights.fetch import fetch_weights, known, network
 
-pytestmark = pytest.mark.usefixtures("quick_downloads")
+pytestmark = [pytest.mark.backend_free, pytest.mark.usefixtures("quick_downloads")]
 
 
 def test_fetch_repository_takes_only_what_is_needed(hub, tmp_path):
@@ -106,11 +105,9 @@ def test_fetch_repository_refuses_a_pickle_by_name(hub):
 )
 def test_fetch_repository_refused(hub, tmp_path, status, code, kind, said):
     hub.refuse("org/vit", status, code)
-    start = time.monotonic()
     with pytest.raises(kind, match=said) as error:
         fetch_weights("hf://org/vit")
     assert str(error.value).startswith("Cannot fetch hf://org/vit: ")
-    assert time.monotonic() - start < 3
     assert left(tmp_path / "hub") == []
 
 
@@ -178,10 +175,8 @@ def test_fetch_repository_nobody_there(hub, monkeypatch, tmp_path):
     folder = fetch_weights("hf://org/vit")
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     assert fetch_weights("hf://org/vit") == folder  # from the cache
-    start = time.monotonic()
     with pytest.raises(ConnectionError, match="Cannot fetch hf://org/other: .*Check the network"):
         fetch_weights("hf://org/other")
-    assert time.monotonic() - start < 3
 
 
 def test_fetch_repository_silent_hub(hub, monkeypatch):

@@ -1,4 +1,4 @@
-"""The table of known checkpoints: it agrees with its sources, and it can be searched."""
+"""The table of known checkpoints: what it says is what its sources say, and it can be searched."""
 
 import json
 import re
@@ -11,12 +11,17 @@ from keras_vit.variants import SIZES
 from keras_vit.weights import load
 from keras_vit.weights.fetch import known
 
-timm = pytest.importorskip("timm")
-pytest.importorskip("transformers")
+pytestmark = pytest.mark.backend_free
 
 
-def test_known_table_is_what_its_sources_say():
-    """If timm has changed: python tests/weights/fetch/derive_known.py > <the table>."""
+@pytest.fixture(scope="module")
+def timm(torchvision):
+    pytest.importorskip("transformers")
+    return pytest.importorskip("timm")
+
+
+def test_known_table_is_what_its_sources_say(timm):
+    """Where timm has moved on: python tests/weights/fetch/derive_known.py > <the table>."""
     derived = derive_known.derive()
     assert list(known.KNOWN.values()) == derived
     assert (
@@ -24,7 +29,7 @@ def test_known_table_is_what_its_sources_say():
     )
 
 
-def test_known_rows_as_timm_states_them():
+def test_known_rows_as_timm_states_them(timm):
     row = known.KNOWN["vit_b16.augreg_in21k"]
     config = timm.get_pretrained_cfg("vit_base_patch16_224.augreg_in21k")
     assert row.source == "hf://timm/vit_base_patch16_224.augreg_in21k"
@@ -52,7 +57,7 @@ def test_known_rows_as_timm_states_them():
         "vit_large_patch14_224.untrained",
     ],
 )
-def test_known_leaves_out_what_a_config_cannot_say(name):
+def test_known_leaves_out_what_a_config_cannot_say(name, timm):
     assert timm.get_pretrained_cfg(name) is not None
     assert known.find(name) is None
 
@@ -103,20 +108,20 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_known_row_is_the_model_that_timm_makes(name, tmp_path):
-    _check_row(known.KNOWN[name], tmp_path)
+def test_known_row_is_the_model_that_timm_makes(name, timm, tmp_path):
+    _check_row(timm, known.KNOWN[name], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n for n, row in known.KNOWN.items() if row.format == "timm" and n not in QUICK]
 )
-def test_known_row_is_the_model_that_timm_makes_all(name, tmp_path):
-    _check_row(known.KNOWN[name], tmp_path)
+def test_known_row_is_the_model_that_timm_makes_all(name, timm, tmp_path):
+    _check_row(timm, known.KNOWN[name], tmp_path)
 
 
-def _check_row(row, folder):
-    """Compares a row with timm's model, saved as an empty file with its names and shapes."""
+def _check_row(timm, row, folder):
+    """timm's model of a row, as an empty file with its names and shapes: what we say that it is."""
     import torch
     from timm.models._hub import save_config_for_hf
 
@@ -140,7 +145,7 @@ def _check_row(row, folder):
 
 
 def write_empty(path, shapes):
-    """A sparse safetensors file of zeros."""
+    """A safetensors file of zeros that takes no room on the disk."""
     header, at = {}, 0
     for name, shape in shapes.items():
         size = 4 * int(np.prod(shape, dtype=np.int64))

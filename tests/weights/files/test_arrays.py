@@ -12,6 +12,8 @@ import safetensors.numpy
 from keras_vit.weights.files import arrays, writers
 from keras_vit.weights.files.rules import DTYPES, Refused
 
+pytestmark = pytest.mark.backend_free
+
 FORMATS = ("stored.npz", "deflated.npz", "weights.safetensors")
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 # Every special value of bfloat16, and some that float16 would read as others.

@@ -4,7 +4,7 @@ import flax_reference as flax
 import numpy as np
 import pytest
 import scipy.ndimage
-from weights_sources import assert_same_logits, images, logits, one_backend
+from weights_sources import assert_same_logits, images, logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -88,7 +88,7 @@ def test_big_vision_attention_pooling_is_named_and_trunk_loads(tmp_path):
     assert set(inspect(path, **fields).dropped) == set(pooled)
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(("token", "size"), [(True, 40), (False, 56), (True, 16)])
 def test_google_resolution_equals_scipy_zoom(tmp_path, token, size):
     params = flax.random_google(token=token)
@@ -105,7 +105,7 @@ def test_google_resolution_equals_scipy_zoom(tmp_path, token, size):
     )
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_google_pre_logits_leave_with_the_head_they_served(tmp_path):
     path = save(tmp_path, flax.random_google(representation=6))
     assert keras_vit.from_pretrained(path).config.representation_size == 6
@@ -123,7 +123,7 @@ def test_google_hybrid_is_refused(tmp_path):
         keras_vit.from_pretrained(save(tmp_path, arrays))
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("format", ["google", "big_vision"])
 def test_flax_round_trip_is_bitwise(tmp_path, format):
     if format == "google":

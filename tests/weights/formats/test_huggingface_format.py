@@ -9,7 +9,6 @@ from weights_sources import (
     assert_same_logits,
     images,
     logits,
-    one_backend,
     torch_logits,
     torch_output,
 )
@@ -60,7 +59,7 @@ def test_huggingface_names_in_memory_are_read(tmp_path, kind, prefix):
     )
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
     source, folder = saved(tmp_path, "ViTModel", pooler_output_size=6)
     model = keras_vit.from_pretrained(folder)
@@ -78,7 +77,7 @@ def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
     assert set(other.dropped) == {"pooler.dense.weight", "pooler.dense.bias"}
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_huggingface_pooler_with_another_activation_is_refused(tmp_path):
     _, folder = saved(tmp_path, "ViTModel", pooler_act="relu")
     with pytest.raises(ValueError, match="pooler_act='relu'"):
@@ -87,7 +86,7 @@ def test_huggingface_pooler_with_another_activation_is_refused(tmp_path):
     assert inspect(folder, num_classes=4).config.representation_size is None
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_huggingface_model_type_must_be_a_plain_vit(tmp_path):
     """The backbone of RF-DETR has DINOv2's arrays, and attends within windows."""
     source, folder = saved(tmp_path, "Dinov2Model")
@@ -101,7 +100,7 @@ def test_huggingface_model_type_must_be_a_plain_vit(tmp_path):
         keras_vit.from_pretrained(sources.save(tmp_path / "unknown", arrays, unknown))
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_huggingface_defaults_are_those_of_transformers():
     import transformers
 
@@ -116,7 +115,7 @@ def test_huggingface_defaults_are_those_of_transformers():
         assert config.image_size == size == stated["image_size"]
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("kind", "epsilon"),
     [("ViTForImageClassification", 1e-12), ("ViTModel", 1e-12), ("Dinov2Model", 1e-6)],
@@ -160,7 +159,7 @@ def test_huggingface_mae_decoder_is_dropped(tmp_path):
     assert reasons == {"the decoder of pretraining"}
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
@@ -183,7 +182,7 @@ def test_huggingface_resolution_equals_source(tmp_path, kind, size):
     )
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_huggingface_labels_and_pixels_come_along(tmp_path):
     _, folder = saved(tmp_path, "ViTForImageClassification")
     config = json.loads((folder / "config.json").read_text())
@@ -215,7 +214,7 @@ def test_huggingface_unknown_activation_is_named(tmp_path):
 WRITTEN = [k for k in KINDS if k.startswith("ViT")]
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_huggingface_round_trip_is_bitwise_and_transformers_loads_it(tmp_path, kind):
     import transformers

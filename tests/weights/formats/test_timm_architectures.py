@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import weights_sources as sources
 from derive_architectures import architectures
-from weights_sources import one_backend, outcome, torch_logits
+from weights_sources import outcome, torch_logits
 
 from keras_vit.weights.formats import recognize, timm_config
 from keras_vit.weights.plan import make_plan
 
-pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore:Mapping deprec")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.backend_free,
+    pytest.mark.filterwarnings("ignore:Mapping deprec"),
+]
 
 NARROW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 SMALL = (NARROW, NARROW | {"num_kv_heads": 4}, {"depth": 2})

@@ -8,7 +8,6 @@ from weights_sources import (
     bare,
     images,
     logits,
-    one_backend,
     torch_logits,
     torch_output,
 )
@@ -63,7 +62,7 @@ def test_timm_config_json_says_what_arrays_do_not(tmp_path, kind):
     assert_same_logits(sources.save(tmp_path / "folder", sources.state(source), config), source)
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_timm_config_json_brings_pixels_and_labels(tmp_path):
     cfg = {
         "mean": [0.1, 0.2, 0.3],
@@ -83,7 +82,7 @@ def test_timm_config_json_brings_pixels_and_labels(tmp_path):
     assert inspect(folder, num_heads=5, num_classes=2).config.labels is None
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("fields", "size"),
     [({}, 40), ({}, (16, 56)), ({"no_embed_class": True, "reg_tokens": 2}, 32)],
@@ -96,7 +95,7 @@ def test_timm_resolution_equals_source(tmp_path, fields, size):
     assert_same_logits(path, source, wrong, num_heads=5, image_size=size)
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("channels", [1, 4, 10])
 def test_timm_channels_equal_adapt_input_conv(tmp_path, channels, caplog):
     import torch
@@ -190,7 +189,7 @@ def test_timm_distilled_trunk_equals_source(tmp_path):
     }
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -204,7 +203,7 @@ def test_timm_other_architectures_are_named(tmp_path, fields, message):
         keras_vit.from_pretrained(path, num_heads=5)
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
@@ -224,7 +223,7 @@ def test_timm_architectures_unlike_ours_are_refused_by_name(tmp_path, architectu
     keras_vit.from_pretrained(sources.save(tmp_path / "plain", arrays, config))
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_timm_model_args_that_are_not_understood_are_refused(tmp_path):
     arrays = sources.state(sources.timm_vit())
     config = {"model_args": {"num_heads": 5, "rope_type": "mixed"}}
@@ -232,7 +231,7 @@ def test_timm_model_args_that_are_not_understood_are_refused(tmp_path):
         inspect(sources.save(tmp_path / "folder", arrays, config))
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_timm_without_a_table_must_say_that_it_has_no_positions(tmp_path):
     path = bare(tmp_path, sources.state(sources.timm_vit(pos_embed="none")))
     with pytest.raises(ValueError, match="position_embedding='none' must be passed"):
@@ -241,7 +240,7 @@ def test_timm_without_a_table_must_say_that_it_has_no_positions(tmp_path):
     assert keras_vit.from_pretrained(path, **fields).config.position_embedding == "none"
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
     from timm.models.vision_transformer import ResPostBlock
 
@@ -254,7 +253,7 @@ def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
     assert_same_logits(path, source, num_heads=5, block_norm="pre")
 
 
-@one_backend
+@pytest.mark.backend_free
 def test_timm_assumptions_are_reported(tmp_path, caplog):
     path = bare(tmp_path, sources.state(sources.timm_vit(embed_dim=64, num_heads=1)))
     assumed = {"gelu": "exact", "norm_epsilon": 1e-6, "num_heads": 1, "pooling": "token"}
@@ -278,7 +277,7 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
     np.testing.assert_allclose(logits(model, images()), tokens.mean(1).numpy(), atol=1e-5)
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_timm_round_trip_is_bitwise_and_timm_loads_it(tmp_path, kind):
     import timm

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import assert_same_logits, bare, images, one_backend, torch_logits
+from weights_sources import assert_same_logits, bare, images, torch_logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -20,7 +20,7 @@ def test_torchvision_logits_equal_source(tmp_path, fields, names):
     assert_same_logits(bare(tmp_path, arrays), source, wrong={"num_heads": 4}, num_heads=5)
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("size", [40, 16, 64])
 def test_torchvision_resolution_equals_source(tmp_path, size):
     from torchvision.models.vision_transformer import interpolate_embeddings
@@ -32,7 +32,7 @@ def test_torchvision_resolution_equals_source(tmp_path, size):
     assert_same_logits(path, larger, {"interpolation": "timm"}, num_heads=5, image_size=size)
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("fields", [{}, {"representation_size": 6}], ids=["head", "pre_logits"])
 def test_torchvision_round_trip_is_bitwise_and_loads_strictly(tmp_path, fields):
     import torch

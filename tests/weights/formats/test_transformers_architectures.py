@@ -8,9 +8,9 @@ import pkgutil
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import one_backend, outcome
+from weights_sources import outcome
 
-pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.backend_free, pytest.mark.filterwarnings("ignore")]
 
 TINY = {
     "image_size": 24,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import assert_same_logits, bare, images, one_backend, torch_logits
+from weights_sources import assert_same_logits, bare, images, torch_logits
 
 import keras_vit
 
@@ -42,7 +42,7 @@ def test_vit_pytorch_old_generation_equals_its_code(tmp_path, pool, patch_norm):
     assert_same_logits(path, source, num_heads=5, **pooling)
 
 
-@one_backend
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "one head"])
 def test_vit_pytorch_round_trip_is_bitwise_and_loads_strictly(tmp_path, kind):
     from safetensors.torch import load_file

@@ -5,7 +5,6 @@ import json
 
 import keras
 import numpy as np
-import pytest
 
 import keras_vit
 
@@ -20,10 +19,6 @@ TINY = {
 }
 
 # What is only about files and NumPy arrays is the same on every backend.
-one_backend = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="files do not depend on the backend; the tensorflow run has it",
-)
 
 
 def randomize(module, seed=0, scale=0.5):

@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter
 
-import keras
 import numpy as np
 import pytest
 from conformance import KINDS, TINY, images, run, tiny_model
@@ -12,9 +11,7 @@ from keras_vit.export.fold import fold
 from keras_vit.export.tflite import operators
 from keras_vit.export.tflite.operators import to_float32_tflite
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="conversion starts from NumPy arrays"
-)
+pytestmark = pytest.mark.backend_free
 FLOAT32 = 1e-5  # of the range
 # What differs only in how it is folded is tested in `test_program`.
 FOLDED_ALIKE = {"learned_2d", "sincos_2d", "registers_only"}

@@ -3,7 +3,6 @@
 import sys
 from collections import Counter
 
-import keras
 import numpy as np
 import pytest
 from conformance import COMBINATIONS, KINDS, TINY, images, run, tiny_model
@@ -12,9 +11,6 @@ from keras_vit.export.fold import fold
 from keras_vit.export.saved_model import operators
 from keras_vit.export.saved_model.operators import compile_graph
 
-tensorflow_only = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the graph is made of NumPy arrays everywhere"
-)
 CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 FLOAT32 = 1e-5  # of the logits' range
 BFLOAT16 = 2e-2
@@ -27,7 +23,7 @@ def error(folded, model, x, dtype="float32"):
     return np.abs(got - expected).max() / np.ptp(expected)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 @pytest.mark.parametrize("case", CASES)
 def test_graph_is_the_model(case):
     kind, changes = CASES[case]
@@ -38,7 +34,7 @@ def test_graph_is_the_model(case):
     assert error(folded, model, x, "bfloat16") < BFLOAT16
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_bfloat16_rounds():
     model = tiny_model()
     assert error(fold(model), model, images(TINY), "bfloat16") > 1e-4
@@ -46,7 +42,7 @@ def test_bfloat16_rounds():
         compile_graph(fold(model), "float16")
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_weights_are_variables_or_constants(monkeypatch):
     model = tiny_model("registers")
     x = images(model.config)
@@ -62,7 +58,7 @@ def test_weights_are_variables_or_constants(monkeypatch):
     assert len(large.weights) == len(module.weights)
 
 
-@tensorflow_only
+@pytest.mark.backend_free
 def test_grappler_fuses_bias_gelu_and_residual_into_the_products(tmp_path):
     import tensorflow as tf
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from keras_vit.export.serving import config as serving
 from keras_vit_cli.main import app
 
+pytestmark = pytest.mark.backend_free
+
 ROOT = Path(__file__).parents[3]
 FILES = ["models.config", "batching.config", "docker-compose.yml", "README.md"]
 # Of tensorflow_model_server, as its main.cc declares them.

@@ -16,7 +16,6 @@ from keras_vit.export.saved_model import versions
 from keras_vit.export.saved_model.export import export_saved_model
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
-on_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="an export runs on TensorFlow")
 LABELS = ("cat", "dog", "élan vital")
 
 
@@ -72,7 +71,7 @@ def server(export):
 # -- what it answers
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_signatures_are_the_model(model, opened, count):
     x = images(model.config, count)
@@ -91,7 +90,7 @@ def test_signatures_are_the_model(model, opened, count):
     assert np.abs(found["logits"] - other).max() > 100 * bound
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_files_are_the_model_behind_preprocess(model, opened):
     files = [picture(0), picture(1, (16, 90), "PNG"), picture(2, (200, 131))]
     x = preprocessing.preprocess([Image.open(io.BytesIO(file)) for file in files], model.config)
@@ -112,7 +111,7 @@ def test_files_are_the_model_behind_preprocess(model, opened):
     )
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_export_of_pixels_and_a_sigmoid(tmp_path):
     model = tiny_model(
         pixel_mean=(0.4, 0.5, 0.6), pixel_std=0.3, classifier_activation="sigmoid", num_classes=7
@@ -132,7 +131,7 @@ def test_export_of_pixels_and_a_sigmoid(tmp_path):
         opened.logits(images(model.config))
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_export_in_bfloat16_of_a_mixed_model_with_lora(tmp_path):
     model = tiny_model(dtype="mixed_bfloat16", num_registers=2, layer_scale=0.3)
     before = run(model, images(model.config))
@@ -151,7 +150,7 @@ def test_export_in_bfloat16_of_a_mixed_model_with_lora(tmp_path):
     assert export.verification.difference > 1e-5 * export.verification.logits_range
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -175,7 +174,7 @@ def test_export_has_the_signatures_that_make_sense(tmp_path, kind):
             opened.logits(x)
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_export_for_small_requests_and_small_pictures(tmp_path):
     """The least of both limits is verified, and in Python more images are run in parts."""
     import tensorflow as tf
@@ -209,7 +208,7 @@ def test_export_for_small_requests_and_small_pictures(tmp_path):
 # -- what it refuses, and goes on after
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 @pytest.mark.parametrize(
     "values, message",
     [
@@ -231,7 +230,7 @@ def test_server_says_what_is_wrong_with_images(model, server, values, message):
     np.testing.assert_allclose(server("serving_default", x)["logits"], run(model, x), atol=1e-4)
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_server_names_the_image_that_is_not_finite(model, server):
     import tensorflow as tf
 
@@ -242,7 +241,7 @@ def test_server_names_the_image_that_is_not_finite(model, server):
             server("serving_default", x)
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_server_says_what_is_wrong_with_files(server):
     import tensorflow as tf
 
@@ -261,7 +260,7 @@ def test_server_says_what_is_wrong_with_files(server):
         )
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_server_answers_an_empty_batch_with_an_empty_one(server):
     none = np.zeros((0, 24, 16, 3), "float32")
     found = server("serving_default", none)
@@ -276,7 +275,7 @@ def test_server_answers_an_empty_batch_with_an_empty_one(server):
 # -- the folder
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_manifest_describes_every_file(model, export):
     manifest = json.loads((export.path / "MANIFEST.json").read_text(encoding="utf-8"))
     files = {
@@ -297,7 +296,7 @@ def test_manifest_describes_every_file(model, export):
     assert (export.path / "assets" / "labels.txt").read_text("utf-8").split("\n")[2] == LABELS[2]
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_warm_up_requests_run(export, opened):
     import tensorflow as tf
 
@@ -315,7 +314,7 @@ def test_warm_up_requests_run(export, opened):
     assert seen == [(name, 1) for name in names]
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_versions_are_numbered_and_never_overwritten(tmp_path):
     for wanted, version in ((1, None), (9, 9), (10, None)):
         with versions.new_version(tmp_path, version) as (folder, placed):
@@ -328,7 +327,7 @@ def test_versions_are_numbered_and_never_overwritten(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "10", "9"]
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_export_that_differs_leaves_nothing(tmp_path, monkeypatch):
     model = tiny_model()
     whole = saved_model.signatures._compute
@@ -345,7 +344,7 @@ def test_export_that_differs_leaves_nothing(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "bent").iterdir()] == ["1"]
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 def test_export_of_a_model_with_nan_leaves_nothing(tmp_path):
     model = tiny_model()
     model.get_layer("head").bias.assign([0, np.nan, 0])

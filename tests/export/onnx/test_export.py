@@ -19,9 +19,6 @@ from keras_vit.runtime.onnx import OnnxRuntime
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
-on_tensorflow = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="the graph is made of NumPy arrays everywhere"
-)
 FLOAT32 = 1e-5  # of the range
 FLOAT16 = 5e-3
 
@@ -65,13 +62,15 @@ def broken(folded):
     return dataclasses.replace(folded, blocks=(*folded.blocks[:-1], last))
 
 
+EVERYWHERE = "registers"  # the others differ in nothing that a backend sees
 CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [c if c == EVERYWHERE else pytest.param(c, marks=pytest.mark.backend_free) for c in CASES],
+)
 def test_onnx_is_the_model(case):
-    if keras.backend.backend() != "tensorflow" and case != "registers":
-        pytest.skip("one kind is enough beside TensorFlow")
     kind, changes = CASES[case]
     model = tiny_model(kind, seed=3, **changes)
     x = images(model.config)
@@ -93,7 +92,7 @@ def test_onnx_is_the_model(case):
     assert all(error(found[name], value) > 1e-3 for name, value in expected.items())
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_onnx_takes_any_batch():
     model = tiny_model("registers")
     x = images(model.config, 7)
@@ -110,7 +109,7 @@ def test_onnx_takes_any_batch():
     assert np.abs(together[0] - together[1]).max() > 1e-3
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", ["registers", "wide_heads"])
 def test_onnx_is_the_model_in_another_runtime_too(kind):
     """ONNX' own evaluator in NumPy: what is written is standard, not ONNX Runtime's own."""
@@ -124,7 +123,7 @@ def test_onnx_is_the_model_in_another_runtime_too(kind):
     assert error(found["logits"], run(model, images(model.config, 2, seed=9))) > 1e-2
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_onnx_has_one_operator_for_each_thing_and_readable_names():
     model = tiny_model(depth=3)
     content = made(model)
@@ -144,7 +143,7 @@ def test_onnx_has_one_operator_for_each_thing_and_readable_names():
     assert {n.attribute[0].s for n in tanh if n.op_type == "Gelu"} == {b"tanh"}
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_onnx_in_float16_multiplies_in_it_and_takes_softmax_in_float32():
     graph = onnx.shape_inference.infer_shapes(made(tiny_model(), dtype="float16")).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
@@ -181,7 +180,7 @@ def test_export_onnx_writes_a_verified_file(exported):
     assert error(opened.logits(x[::-1]), expected["logits"]) > 1e-2
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_export_onnx_says_what_the_file_is(exported):
     model, export = exported
     content = onnx.load(export.path)
@@ -201,7 +200,7 @@ def test_export_onnx_says_what_the_file_is(exported):
     assert all(value.doc_string for value in (*content.graph.input, *content.graph.output))
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_export_onnx_of_pixels_a_sigmoid_and_lora(tmp_path):
     model = tiny_model(
         pixel_mean=(0.4, 0.5, 0.6), pixel_std=0.3, classifier_activation="sigmoid", num_classes=7
@@ -227,7 +226,7 @@ def test_export_onnx_of_pixels_a_sigmoid_and_lora(tmp_path):
         opened.logits(images(model.config))
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_export_onnx_replaces_a_file_only_when_told(tmp_path):
     model = tiny_model("features", depth=1)
     path = tmp_path / "tiny.onnx"
@@ -245,7 +244,7 @@ def test_export_onnx_replaces_a_file_only_when_told(tmp_path):
         OnnxRuntime(path).logits(images(model.config))
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_export_onnx_that_is_another_model_leaves_no_file(tmp_path, monkeypatch):
     model = tiny_model()
     monkeypatch.setattr(export_module, "fold", lambda model: broken(fold(model)))
@@ -258,7 +257,7 @@ def test_export_onnx_that_is_another_model_leaves_no_file(tmp_path, monkeypatch)
     assert (tmp_path / "there.onnx").read_bytes() == b"mine"
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_export_onnx_refuses_what_it_cannot_write(tmp_path, monkeypatch):
     model = tiny_model()
     quantized = tiny_model()
@@ -292,7 +291,7 @@ def test_export_onnx_refuses_what_it_cannot_write(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@on_tensorflow
+@pytest.mark.backend_free
 def test_onnx_in_float16_refuses_weights_that_it_cannot_hold():
     model = tiny_model()
     model.blocks[0].mlp.dense_2.bias.assign(np.linspace(0, 1e6, 20))

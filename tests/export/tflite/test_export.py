@@ -14,13 +14,11 @@ from keras_vit.export.tflite import export as tflite
 from keras_vit.export.tflite.export import export_tflite
 
 LABELS = ["rose", "tulip, red", "Gänseblümchen"]
-ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
-def tensorflow_only(test):
-    """Skips a test elsewhere, and leaves out the latency, which is the first test's."""
-    skip = pytest.mark.skipif(not ON_TENSORFLOW, reason="files are made alike everywhere")
-    return skip(pytest.mark.usefixtures("untimed")(test))
+def untimed_once(test):
+    """Runs a test on one backend, and leaves out the latency, which is the first test's."""
+    return pytest.mark.backend_free(pytest.mark.usefixtures("untimed")(test))
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ def test_export_writes_the_model_on_every_backend(tmp_path):
     assert np.abs(opened.probabilities(x) - expected[::-1]).max() > 1e-2
 
 
-@tensorflow_only
+@untimed_once
 def test_export_gives_logits_or_features(tmp_path):
     model = tiny_model(dtype="mixed_bfloat16")  # its weights are in float32
     full = same_model()
@@ -87,7 +85,7 @@ def test_export_gives_logits_or_features(tmp_path):
         assert export.verification.features_difference < 1e-5
 
 
-@tensorflow_only
+@untimed_once
 def test_export_takes_the_activation_of_the_model(tmp_path):
     model = tiny_model(classifier_activation="sigmoid")
     x = images(TINY)
@@ -99,7 +97,7 @@ def test_export_takes_the_activation_of_the_model(tmp_path):
         np.testing.assert_allclose(found.sum(), total, rtol=1e-5)
 
 
-@tensorflow_only
+@untimed_once
 def test_quantized_exports_are_smaller_and_near(tmp_path):
     model = tiny_model(width=40, mlp_dim=56)
     x = pixels()
@@ -125,7 +123,7 @@ def test_quantized_exports_are_smaller_and_near(tmp_path):
     assert 5e-3 < errors[3] < 0.3
 
 
-@tensorflow_only
+@untimed_once
 def test_layers_stay_in_float32_on_request(tmp_path):
     model = same_model()
     sizes = [
@@ -135,7 +133,7 @@ def test_layers_stay_in_float32_on_request(tmp_path):
     assert sizes[1] > sizes[0] + 3 * TINY.width**2  # a byte in place of four
 
 
-@tensorflow_only
+@untimed_once
 def test_int8_is_compared_on_what_it_was_calibrated_on(tmp_path):
     model = same_model()
     arguments = {"quantize": "int8", "calibration": pixels(count=70)}
@@ -144,7 +142,7 @@ def test_int8_is_compared_on_what_it_was_calibrated_on(tmp_path):
     assert export.verification.images == 3
 
 
-@tensorflow_only
+@untimed_once
 def test_file_that_is_not_the_model_gets_no_name(tmp_path, monkeypatch):
     path = tmp_path / "new" / "a.tflite"
     converts_to(monkeypatch, same_model(seed=9))
@@ -162,7 +160,7 @@ def test_file_that_is_not_the_model_gets_no_name(tmp_path, monkeypatch):
         export_tflite(same_model(), tmp_path / "b.tflite", quantize="int8", calibration=pixels())
 
 
-@tensorflow_only
+@untimed_once
 def test_file_that_is_less_accurate_gets_no_name(tmp_path, monkeypatch):
     model = same_model(seed=2)
     x = pixels(count=40)
@@ -179,7 +177,7 @@ def test_file_that_is_less_accurate_gets_no_name(tmp_path, monkeypatch):
     assert export.accuracy.points > 1
 
 
-@tensorflow_only
+@untimed_once
 def test_lora_is_merged(tmp_path):
     model = tiny_model()
     plain = run(model, images(TINY))
@@ -220,7 +218,7 @@ BAD = {
 }
 
 
-@tensorflow_only
+@untimed_once
 @pytest.mark.parametrize("words", BAD)
 def test_bad_argument_is_named_and_leaves_no_file(words, tmp_path):
     with pytest.raises(ValueError, match=words + "(.|\n)*Received"):
@@ -228,7 +226,7 @@ def test_bad_argument_is_named_and_leaves_no_file(words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@tensorflow_only
+@untimed_once
 def test_bad_model_or_path_is_named(tmp_path):
     (tmp_path / "folder.tflite").mkdir()
     (tmp_path / "there.tflite").write_text("mine")
@@ -253,7 +251,7 @@ def test_bad_model_or_path_is_named(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@tensorflow_only
+@untimed_once
 def test_missing_tensorflow_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="tensorflow must be installed to export"):

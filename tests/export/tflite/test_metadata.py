@@ -6,7 +6,6 @@ import json
 import struct
 import zipfile
 
-import keras
 import numpy as np
 import pytest
 from conformance import TINY, tiny_model
@@ -16,9 +15,7 @@ from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.export.tflite.quantize import quantize_file
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="bytes are bytes everywhere"
-)
+pytestmark = pytest.mark.backend_free
 LABELS = ["rose", "tulip, red", "Gänseblümchen"]
 
 

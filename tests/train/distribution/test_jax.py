@@ -15,7 +15,7 @@ from trainee import Plan, check_same, run_in_turn
 
 import keras_vit
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's devices")
+pytestmark = pytest.mark.only_on("jax")
 
 # Two processes that exchange a number, over and over; process 1 does what argv says in turn 20.
 MEET = """

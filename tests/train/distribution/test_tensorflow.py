@@ -22,9 +22,7 @@ if keras.backend.backend() == "tensorflow":
 
     from keras_vit.train.distribution import tensorflow, tensorflow_trainer_fixes
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="TensorFlow's devices"
-)
+pytestmark = pytest.mark.only_on("tensorflow")
 
 EMA = ("optimizer.ema_momentum=0.9",)
 

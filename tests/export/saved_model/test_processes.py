@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from conformance import images, run, tiny_model
@@ -17,9 +16,6 @@ from keras_vit import runtime
 from keras_vit.export.saved_model.export import export_saved_model
 
 ROOT = Path(__file__).parents[3]
-TENSORFLOW = keras.backend.backend() == "tensorflow"
-on_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="an export runs on TensorFlow")
-elsewhere = pytest.mark.skipif(TENSORFLOW, reason="about a backend without SavedModel")
 LABELS = ("cat", "dog", "élan vital")
 
 
@@ -47,7 +43,7 @@ print(json.dumps([found.tolist(), labels[0, 0].decode(), ours]))
 """
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 @pytest.mark.slow
 def test_process_without_keras_vit_runs_it(model, export, tmp_path):
     x = images(model.config)
@@ -65,7 +61,7 @@ def test_process_without_keras_vit_runs_it(model, export, tmp_path):
     np.testing.assert_allclose(found, run(model, x), atol=1e-4)
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 @pytest.mark.slow
 def test_saved_model_cli_shows_and_runs_it(model, export, tmp_path):
     tool = "from tensorflow.python.tools.saved_model_cli import main; main()"
@@ -101,7 +97,7 @@ while True:
 """
 
 
-@on_tensorflow
+@pytest.mark.only_on("tensorflow")
 @pytest.mark.slow
 def test_kill_leaves_no_version_that_is_not_complete(tmp_path):
     """Killed at many moments of an export, and each version that is there can be opened."""
@@ -136,7 +132,7 @@ def test_kill_leaves_no_version_that_is_not_complete(tmp_path):
     assert opened.path.name == max(names, key=int)
 
 
-@elsewhere
+@pytest.mark.only_on("jax", "torch")
 def test_export_from_another_backend(tmp_path):
     """In one process: an export, its logits on this backend, and an error that comes back."""
     model = tiny_model(labels=LABELS)
@@ -150,7 +146,7 @@ def test_export_from_another_backend(tmp_path):
     assert np.abs(opened.logits(x) - logits[::-1]).max() > 0.1
 
 
-@elsewhere
+@pytest.mark.only_on("jax", "torch")
 @pytest.mark.slow
 def test_error_in_the_export_s_process_comes_back(tmp_path):
     with pytest.raises(ValueError, match="logits must be the model's within 1e-30") as caught:

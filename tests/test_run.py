@@ -1,0 +1,153 @@
+"""`make test`: which tests run on which backend, what is summed up, and a disk that is full."""
+
+import errno
+import os
+import subprocess
+import tempfile
+from collections import namedtuple
+from pathlib import Path
+
+import keras
+import pytest
+import run
+
+pytestmark = pytest.mark.backend_free
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def suite(monkeypatch, tmp_path):
+    """A folder in the place of the project, whose test file is written by `suite(text)`."""
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setenv("JOBS", "1")
+    monkeypatch.delenv("SKIP_BACKEND_FREE", raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return (tmp_path / "test_it.py").write_text
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """`disk(free)` sets how many bytes are free."""
+
+    def set_free(free):
+        monkeypatch.setattr(run.shutil, "disk_usage", lambda folder: Usage(2**40, 0, int(free)))
+
+    set_free(1e12)
+    return set_free
+
+
+def test_run_sums_up_and_tells_the_first_backend_from_the_others(suite, disk, capfd):
+    suite(
+        "import os, pytest\n"
+        "first = os.environ['KERAS_BACKEND'] == 'torch'\n"
+        "def test_a(): assert ('SKIP_BACKEND_FREE' in os.environ) != first\n"
+        "def test_b(): pytest.skip('c')\n"
+    )
+    assert run.main(["torch", "jax"]) == 0
+    said = capfd.readouterr()
+    assert "WARNING" not in said.err
+    *_, torch, jax, total = said.out.splitlines()
+    assert torch.startswith("torch       passed   1 passed, 1 skipped in ")
+    assert jax.startswith("jax         passed   1 passed, 1 skipped in ")
+    assert total == "2 passed, 0 failed, 2 skipped"
+    suite("def test_a(): assert False")
+    assert run.main(["jax"]) == 1
+    assert "jax         FAILED   0 passed, 1 failed in " in capfd.readouterr().out
+
+
+def test_run_of_no_test_fails_only_where_no_backend_has_one(suite, disk, capfd):
+    suite("import os\nif os.environ['KERAS_BACKEND'] == 'jax':\n    def test_a(): pass\n")
+    assert run.main(["torch", "jax"]) == 0
+    assert "torch       passed   no tests, 0 passed in " in capfd.readouterr().out
+    assert run.main(["torch"]) == 1
+
+
+def test_run_that_crashes_has_failed(suite, disk, capfd):
+    suite("import os\ndef test_a(): os._exit(9)")
+    assert run.main(["torch"]) == 1
+    assert "FAILED   pytest ended with exit code 9, 0 passed, 1 failed" in capfd.readouterr().out
+
+
+def test_run_warns_where_little_space_is_left(suite, disk, capfd):
+    disk(1.23e9)
+    suite("def test_a(): pass")
+    assert run.main(["torch"]) == 0
+    warning = f"WARNING: only 1.2 GB free on the disk of {tempfile.gettempdir()}, the tests may"
+    assert capfd.readouterr().err.startswith(warning)
+
+
+def test_run_on_a_full_disk_says_so_beside_what_failed(suite, disk, monkeypatch, capfd):
+    """pytest is killed by the error, and leaves a report that was cut off."""
+
+    def pytest_run(command, **options):
+        (report,) = (part for part in command if part.startswith("--junitxml="))
+        Path(report.partition("=")[2]).write_text("<testsuites><test")
+        disk(0)
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(run.subprocess, "run", pytest_run)
+    assert run.main(["torch"]) == 1
+    said = capfd.readouterr().out
+    assert f"torch       FAILED   only 0.0 GB free on the disk of {tempfile.gettempdir()}" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "free"), [(errno.ENOSPC, 1e12), (errno.EDQUOT, 1e12), (errno.ENOENT, 0)]
+)
+def test_run_that_can_write_nothing_ends_in_one_line(disk, monkeypatch, capfd, code, free):
+    def full(**options):
+        disk(free)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(run.tempfile, "TemporaryDirectory", full)
+    assert run.main(["torch"]) == 1
+    assert "\nERROR: the disk is full: " in "\n" + capfd.readouterr().err
+
+
+def test_run_raises_other_errors(disk, monkeypatch):
+    def denied(**options):
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(run.tempfile, "TemporaryDirectory", denied)
+    with pytest.raises(PermissionError):
+        run.main(["torch"])
+
+
+def test_run_refuses_an_unknown_backend(capfd):
+    assert run.main(["numpy"]) == 2
+    assert "Received: ['numpy']" in capfd.readouterr().err
+
+
+class Item:
+    """A test with its markers."""
+
+    def __init__(self, *marks):
+        self.marks = {mark.name: mark for mark in marks}
+        self.get_closest_marker = self.marks.get
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_tests_are_deselected_by_their_markers(request, monkeypatch, again):
+    (ours,) = (
+        plugin
+        for plugin in request.config.pluginmanager.get_plugins()
+        if getattr(plugin, "__file__", None) == str(Path(__file__).with_name("conftest.py"))
+    )
+    if again:
+        monkeypatch.setenv("SKIP_BACKEND_FREE", "1")
+    else:
+        monkeypatch.delenv("SKIP_BACKEND_FREE", raising=False)
+    here, others = (
+        keras.backend.backend(),
+        [name for name in run.BACKENDS if name != keras.backend.backend()],
+    )
+    free, only_here = pytest.mark.backend_free.mark, pytest.mark.only_on(here).mark
+    plain, elsewhere = Item(), Item(pytest.mark.only_on(*others).mark)
+    once, mine = Item(free), Item(only_here)
+    items = [plain, once, mine, elsewhere]
+    gone = []
+    hook = type("Hook", (), {"pytest_deselected": staticmethod(lambda items: gone.extend(items))})
+    ours.pytest_collection_modifyitems(type("Config", (), {"hook": hook}), items)
+    assert items == ([plain, mine] if again else [plain, once, mine])
+    assert gone == ([once, elsewhere] if again else [elsewhere])
