@@ -108,7 +108,7 @@ class ViTConfig:
     classifier_activation: str | None = None
     """Activation on the logits, "softmax" for one; None returns logits."""
 
-    # -- regularisation, all rates in [0, 1)
+    # -- regularization, all rates in [0, 1)
     dropout: float = 0.0
     """Dropout after the positions, after attention and after each Dense of an MLP."""
     attention_dropout: float = 0.0
@@ -123,7 +123,7 @@ class ViTConfig:
     """"nearest", "bilinear", "bicubic" or "lanczos", with antialiasing."""
     crop_fraction: float | None = None
     """None squashes the picture to `image_size`; r resizes it to cover `image_size` / r, then
-    cuts out the centre."""
+    cuts out the center."""
     pixel_mean: Any = 0.5
     """Subtracted from pixels in [0, 1]; one value, or one a channel."""
     pixel_std: Any = 0.5

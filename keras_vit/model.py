@@ -166,8 +166,8 @@ class ViT(keras.Model):
         for layer in self._flatten_layers():
             if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
                 raise ValueError(
-                    "resized must be called on a model without LoRA and quantisation: save it and "
-                    "load it again to merge LoRA, and quantise after resizing. "
+                    "resized must be called on a model without LoRA and quantization: save it and "
+                    "load it again to merge LoRA, and quantize after resizing. "
                     f"Received: a changed layer {layer.path!r}"
                 )
         with deferred() as weights:
@@ -220,7 +220,7 @@ class ViT(keras.Model):
     def get_config(self) -> dict[str, Any]:
         policy = self.dtype_policy
         if not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-            # A quantised layer has a policy of its own, which the file must bring back.
+            # A quantized layer has a policy of its own, which the file must bring back.
             policies = keras.dtype_policies.DTypePolicyMap(default_policy=policy.name)
             for layer in self._flatten_layers():
                 if getattr(layer, "quantization_mode", None) is not None:

@@ -2,7 +2,7 @@
 
 Two ways to the same pixels: `preprocess` on NumPy arrays and PIL images, and `Preprocessing`, a
 Keras layer for models and for tf.data on any backend. Both resize (with antialiasing), cut out the
-centre and compute `(pixel / 255 - mean) / std`. `check_normalized` is for what takes the result.
+center and compute `(pixel / 255 - mean) / std`. `check_normalized` is for what takes the result.
 """
 
 import inspect
@@ -35,7 +35,7 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
         images: One picture or a sequence of them, of any size: PIL images, or arrays `(H, W)`,
             `(H, W, C)` or `(B, H, W, C)` with pixels from 0 to 255, integers or floats.
         config: The model's config; `image_size`, `in_channels` and the pixel contract count.
-        rescale: False for floats that are normalised already, which are then only resized and cut.
+        rescale: False for floats that are normalized already, which are then only resized and cut.
 
     Returns:
         float32 array `(B, height, width, in_channels)`.
@@ -50,10 +50,10 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     arrays = [_pixels(image, config) for image in _as_list(images)]
     _check_range(arrays, config, rescale)
     batch = np.stack([_resize(array, config) for array in arrays])
-    return normalised(batch, config) if rescale else batch
+    return normalize(batch, config) if rescale else batch
 
 
-def normalised(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
+def normalize(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
     """Pixels from 0 to 255 of the model's size, in float32 as the model takes them."""
     mean, std = (np.asarray(v, "float32") for v in (config.pixel_mean, config.pixel_std))
     return (pixels.astype("float32", copy=False) / np.float32(255) - mean) / std
@@ -123,7 +123,7 @@ def model_input(images: np.ndarray, config: ViTConfig, name: str = "images") -> 
         name: Of the argument, for messages.
     """
     if images.dtype == np.uint8:
-        return normalised(images, config)
+        return normalize(images, config)
     check_normalized(images, config, name)
     return images.astype("float32", copy=False)
 
@@ -199,7 +199,7 @@ class Preprocessing(keras.layers.Rescaling):
 
 
 def covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
-    """The size a picture is resized to before its centre is cut out; ints, or tensors of them."""
+    """The size a picture is resized to before its center is cut out; ints, or tensors of them."""
     if config.crop_fraction is None:
         return config.image_size
     target_h, target_w = (int(size / config.crop_fraction) for size in config.image_size)
@@ -217,7 +217,7 @@ def most_pixels(height: int, width: int, config: ViTConfig) -> int:
 
 
 def corner(size, config: ViTConfig):
-    """Top and left of the centre, halves rounded to even as Python and torchvision do."""
+    """Top and left of the center, halves rounded to even as Python and torchvision do."""
     spare = [covered - wanted for covered, wanted in zip(size, config.image_size, strict=True)]
     return [n // 2 + (n % 2) * (n // 2 % 2) for n in spare]
 

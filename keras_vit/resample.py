@@ -31,13 +31,13 @@ class Interpolation:
     """One rule for resizing: everything that makes two libraries differ.
 
     Args:
-        kernel: The weight of a neighbour by its distance: the triangle of radius 1, or Keys' cubic
+        kernel: The weight of a neighbor by its distance: the triangle of radius 1, or Keys' cubic
             of radius 2.
         coordinates: What the two grids share: the outer edges of their cells (`"half_pixel"`) or
-            the centres of their corner cells (`"align_corners"`).
+            the centers of their corner cells (`"align_corners"`).
         antialias: Whether the kernel is widened when the grid shrinks, so that no row is skipped.
         cubic_a: The slope of the cubic at distance 1. Used by `"bicubic"` only.
-        border: Neighbours outside the grid repeat the edge (`"clamp"`), or are left out and the
+        border: Neighbors outside the grid repeat the edge (`"clamp"`), or are left out and the
             rest made to sum to one (`"renormalize"`).
         size_offset: Added to the new size when the step between samples is computed.
     """

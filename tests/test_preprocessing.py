@@ -116,11 +116,11 @@ def test_preprocess_takes_pil_arrays_and_sequences_alike():
 
 
 def test_preprocess_matches_channels():
-    grey, colour = picture(channels=1), picture()
+    gray, color = picture(channels=1), picture()
     one = CONFIG.replace(in_channels=1)
-    assert preprocess(Image.fromarray(colour), one).shape == (1, 32, 32, 1)
-    assert preprocess(grey[..., 0], one).shape == (1, 32, 32, 1)
-    repeated = preprocess(grey, CONFIG)
+    assert preprocess(Image.fromarray(color), one).shape == (1, 32, 32, 1)
+    assert preprocess(gray[..., 0], one).shape == (1, 32, 32, 1)
+    repeated = preprocess(gray, CONFIG)
     np.testing.assert_array_equal(repeated[..., 0], repeated[..., 2])
     ten = CONFIG.replace(in_channels=10)
     stack = np.concatenate([picture(channels=1, seed=i) for i in range(10)], -1)

@@ -22,7 +22,7 @@ def attention_maps(
     """The attention weights A of Eq. 6.
 
     The model runs block by block and gives its own weights, whatever kernel, precision, adapter or
-    quantiser it runs with. Blocks that are not asked for cost what they cost in a forward pass, and
+    quantizer it runs with. Blocks that are not asked for cost what they cost in a forward pass, and
     those behind the last one asked for nothing.
 
     Args:
@@ -145,7 +145,7 @@ def attention_distance(
 ) -> np.ndarray:
     """How far heads look: the mean distance between a query patch and what it attends to.
 
-    For each query patch, the mean over key patches of the distance between the centres of both,
+    For each query patch, the mean over key patches of the distance between the centers of both,
     weighted by attention. Tokens that are no patches have no place: they are left out and the
     weights of the others scaled to sum to 1.
 
@@ -203,7 +203,7 @@ def attention_entropy(
 
 
 def patch_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> np.ndarray:
-    """Distances in pixels between the centres of all patches, `(N, N)`."""
+    """Distances in pixels between the centers of all patches, `(N, N)`."""
     places = np.mgrid[: grid[0], : grid[1]].reshape(2, -1).T * np.asarray(patch_size)  # (N, 2)
     steps = (places[:, None] - places[None]).astype("float64")
     return np.sqrt((steps**2).sum(-1)).astype("float32")

@@ -47,16 +47,16 @@ def tiled(cells: np.ndarray, title: str, pixel: tuple[int, int], *, bar: bool) -
     """An axis with small maps in rows and columns, drawn as one picture with lines between.
 
     Args:
-        cells: `(rows, columns, height, width)`, or with 3 colours behind; NaN is not drawn.
+        cells: `(rows, columns, height, width)`, or with 3 colors behind; NaN is not drawn.
         title: What is above.
         pixel: Height and width of a value, of which the proportion counts.
-        bar: Whether a colour bar will stand beside it.
+        bar: Whether a color bar will stand beside it.
 
     Returns:
         A matplotlib axis; unit is a value, and the maps are one unit apart.
     """
     whole = tile(cells)
-    if whole.ndim == 3:  # a colour map leaves out NaN by itself
+    if whole.ndim == 3:  # a color map leaves out NaN by itself
         whole = np.dstack([np.nan_to_num(whole), np.isfinite(whole[..., :1])])
     size = whole.shape[0] * pixel[0], whole.shape[1] * pixel[1]
     inches = GRID / max(size)

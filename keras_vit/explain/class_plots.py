@@ -31,7 +31,7 @@ def plot_grad_cam(
         block: The block whose input is explained, counted from 0 or from the end with negatives.
 
     Returns:
-        A figure: the picture, and a panel a class. Colours mean the same in all panels.
+        A figure: the picture, and a panel a class. Colors mean the same in all panels.
     """
     tokens.check_model(model)
     index = tokens.checked_block("block", block, model.config.depth)
@@ -54,7 +54,7 @@ def plot_attention_gradient(
         classes: As in `plot_grad_cam`.
 
     Returns:
-        A figure: the picture, and a panel a class. Colours mean the same in all panels.
+        A figure: the picture, and a panel a class. Colors mean the same in all panels.
     """
     tokens.check_model(model)
 
@@ -78,7 +78,7 @@ def _class_maps(model, picture, classes, maps, title):
     for i, (number, values) in enumerate(zip(chosen, found, strict=True), 1):
         name = _class_name(number, config) + (" (top class)" if number == best else "")
         sheet.draw(*divmod(i, columns), seen, values, scale, label=f"for {name}")
-    sheet.colour_bar(scale)
+    sheet.color_bar(scale)
     return sheet.figure
 
 

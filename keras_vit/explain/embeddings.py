@@ -21,7 +21,7 @@ def position_similarity(model: ViT) -> np.ndarray:
         float32 array `(rows, columns, rows, columns)`: `[r, c]` is the map of one patch.
 
     Reference:
-        arXiv 2010.11929, Fig. 7 (centre).
+        arXiv 2010.11929, Fig. 7 (center).
     """
     tokens.check_model(model)
     config = model.config
@@ -47,7 +47,7 @@ def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
 
     Returns:
         float32 array `(count, P, P, C)`, each component scaled to [0, 1] by itself; fewer where
-        there are no more. Three channels are red, green and blue, one is grey.
+        there are no more. Three channels are red, green and blue, one is gray.
 
     Reference:
         arXiv 2010.11929, Fig. 7 (left).
@@ -82,7 +82,7 @@ def region_similarity(model: ViT, images: Any, block: int = -1) -> np.ndarray:
 def patch_pca(model: ViT, images: Any, block: int = -1) -> np.ndarray:
     """The three leading principal components of the patch tokens, as red, green and blue.
 
-    One analysis over the patches of all the images: the same colour means the same in each.
+    One analysis over the patches of all the images: the same color means the same in each.
 
     Args:
         model: A `ViT`.
@@ -117,8 +117,8 @@ def _components(points, count):
     """The leading principal components of points (M, D), unit vectors (count, D)."""
     if not np.isfinite(points).all():
         raise ValueError("model must give finite numbers. Received: NaN or infinite ones")
-    centred = points - points.mean(0, dtype="float64")
-    axes = np.linalg.eigh(centred.T @ centred)[1]  # for many points far cheaper than their SVD
+    centered = points - points.mean(0, dtype="float64")
+    axes = np.linalg.eigh(centered.T @ centered)[1]  # for many points far cheaper than their SVD
     components = axes.T[::-1][:count]  # the leading ones first
     largest = np.abs(components).argmax(1)[:, None]
     return components * np.sign(np.take_along_axis(components, largest, 1))

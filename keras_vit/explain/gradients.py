@@ -38,7 +38,7 @@ def grad_cam(
         block: The block, counted from 0 or from the end with negatives.
 
     Returns:
-        float32 array `(B, rows, columns)`, 0 or greater, not normalised.
+        float32 array `(B, rows, columns)`, 0 or greater, not normalized.
 
     Reference:
         arXiv 1610.02391, Eq. 1 and 2.
@@ -72,7 +72,7 @@ def attention_gradient(
             class. Where the head reads each token, its logit is the mean over the patches.
 
     Returns:
-        float32 array `(B, rows, columns)`, 0 or greater, not normalised: what `R - I` has for the
+        float32 array `(B, rows, columns)`, 0 or greater, not normalized: what `R - I` has for the
         tokens that the head reads, the class token or the mean over the pooled ones.
 
     Reference:
@@ -152,7 +152,7 @@ def _logits(model: ViT, z):
         z = ops.matmul(ops.cast(z, head.kernel.dtype), head.kernel) + head.bias
     else:
         raise ValueError(
-            "classifier_activation must be None for the logits of a quantised model. "
+            "classifier_activation must be None for the logits of a quantized model. "
             f"Received: classifier_activation={config.classifier_activation!r}"
         )
     z = ops.cast(z, "float32")

@@ -16,29 +16,29 @@ from keras_vit.preprocessing import corner, covering, preprocess
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CMAP = "viridis"  # told apart by every eye, and in grey print
+CMAP = "viridis"  # told apart by every eye, and in gray print
 PAGE = 9.5  # inches that many panels share, each way
 LARGEST = 3.4  # inches of the longer side of a single panel
 PIXELS = 400
 """Longest side that a picture is drawn at where there are many panels."""
 FEW = 4
 """Panels in which it is drawn pixel for pixel."""
-BESIDE = 1.25  # inches for a colour bar
-OPACITY = 0.7  # of a map: the grey picture shows through
-GREY = 56, 190
-"""Black and white of a picture below a map: of less contrast, so that it leaves colours alone."""
+BESIDE = 1.25  # inches for a color bar
+OPACITY = 0.7  # of a map: the gray picture shows through
+GRAY = 56, 190
+"""Black and white of a picture below a map: of less contrast, so that it leaves colors alone."""
 DIMMED = 0.65  # how white what is not seen becomes
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What the colours of the maps of a figure mean."""
+    """What the colors of the maps of a figure mean."""
 
     label: str
     low: float
     high: float
     root: bool = False
-    """Whether colours go by the root: the small ones are told apart beside a few large ones."""
+    """Whether colors go by the root: the small ones are told apart beside a few large ones."""
 
     def norm(self) -> Any:
         """The same for matplotlib."""
@@ -75,7 +75,7 @@ def open_picture(picture: Any, config: ViTConfig) -> Picture:
         picture = drawn = _checked_array(picture, config)
     images = preprocess([picture], config)
     drawn = drawn if drawn.ndim == 3 else drawn[..., None]
-    if drawn.shape[-1] != 3:  # no colours: as grey
+    if drawn.shape[-1] != 3:  # no colors: as gray
         drawn = drawn.astype("float32").mean(-1, keepdims=True).repeat(3, -1)
     pixels = np.clip(np.round(drawn), 0, 255).astype("uint8")
     return Picture(pixels, images, seen_part(pixels.shape[0], pixels.shape[1], config))
@@ -113,7 +113,7 @@ class Sheet:
         size: tuple[float, float],
         title: str,
         *,
-        labelled: bool = True,
+        labeled: bool = True,
         named: tuple[Sequence[str], Sequence[str]] | None = None,
         bar: bool = True,
     ):
@@ -124,9 +124,9 @@ class Sheet:
             columns: Columns of panels.
             size: Width and height of the pictures. Others are made to fit.
             title: What is above.
-            labelled: Whether the panels have labels of their own.
+            labeled: Whether the panels have labels of their own.
             named: Names of the rows and of the columns.
-            bar: Whether there will be a colour bar.
+            bar: Whether there will be a color bar.
         """
         width, height = size
         # A very narrow picture still leaves room for its label.
@@ -136,10 +136,10 @@ class Sheet:
         inches = min(
             LARGEST / longest, PAGE / (columns * self.cell[0]), PAGE / (rows * self.cell[1])
         )  # in a unit
-        self.gap = 0.1 / inches, (0.28 if labelled else 0.1) / inches
+        self.gap = 0.1 / inches, (0.28 if labeled else 0.1) / inches
         steps = [c + g for c, g in zip(self.cell, self.gap, strict=True)]
         wide, high = columns * steps[0] - self.gap[0], rows * steps[1] - self.gap[1]
-        above = self.gap[1] if labelled else 0.0
+        above = self.gap[1] if labeled else 0.0
         names = named or ((), ())
         inside = wide * inches, (high + above) * inches
         left, head = 0.1 + 0.09 * max(map(len, names[0]), default=0), 0.25 * bool(named)
@@ -174,9 +174,9 @@ class Sheet:
         Args:
             row: Row of the panel.
             column: Column of the panel.
-            picture: The picture, in grey where there are values.
+            picture: The picture, in gray where there are values.
             values: `(rows, columns)`, laid over what the model sees; `(rows, columns, 3)` are
-                colours, which hide it.
+                colors, which hide it.
             scale: What the values mean.
             label: What stands above the panel.
             mark: Row and column of a patch to frame.
@@ -193,9 +193,9 @@ class Sheet:
 
         pixels = picture.pixels if self.few else _smaller(picture.pixels)
         if values is not None:
-            grey = pixels @ np.asarray([0.299, 0.587, 0.114])
-            grey = GREY[0] + grey * (GREY[1] - GREY[0]) / 255
-            pixels = np.repeat(np.round(grey)[..., None], 3, -1).astype("uint8")
+            gray = pixels @ np.asarray([0.299, 0.587, 0.114])
+            gray = GRAY[0] + gray * (GRAY[1] - GRAY[0]) / 255
+            pixels = np.repeat(np.round(gray)[..., None], 3, -1).astype("uint8")
         self.axis.imshow(pixels, extent=extent(0, width, 0, height))
         self._dim(extent, picture)
         if values is not None:
@@ -212,9 +212,9 @@ class Sheet:
             at = middle, y - 0.2 * self.gap[1]
             self.axis.text(*at, label, ha="center", va="bottom", size=9, parse_math=False)
 
-    def colour_bar(self, scale: Scale) -> None:
-        """Says what the colours mean."""
-        colour_bar(self.axis, self._map, scale.label)
+    def color_bar(self, scale: Scale) -> None:
+        """Says what the colors mean."""
+        color_bar(self.axis, self._map, scale.label)
 
     def _dim(self, extent, picture):
         from matplotlib.patches import Rectangle
@@ -238,9 +238,9 @@ class Sheet:
         left, right, bottom, top = extent
         width, height = (right - left) / grid[1], (bottom - top) / grid[0]
         at = left + mark[1] * width, top + mark[0] * height
-        for colour, line in (("black", 3.2), ("white", 1.4)):  # seen on any colour
+        for color, line in (("black", 3.2), ("white", 1.4)):  # seen on any color
             self.axis.add_patch(
-                Rectangle(at, width, height, fill=False, edgecolor=colour, linewidth=line)
+                Rectangle(at, width, height, fill=False, edgecolor=color, linewidth=line)
             )
 
 
@@ -282,7 +282,7 @@ def fixed_axis(
         left: Inches for what is on its left.
         bottom: Inches for what is below.
         top: Inches for what is above, below the title.
-        bar: Whether there is room on its right for a colour bar.
+        bar: Whether there is room on its right for a color bar.
 
     Returns:
         A matplotlib axis.
@@ -297,8 +297,8 @@ def fixed_axis(
     return figure.add_axes(place)
 
 
-def colour_bar(axis: Any, shown: Any, label: str) -> None:
-    """Says beside a `fixed_axis` what the colours of a drawn map mean."""
+def color_bar(axis: Any, shown: Any, label: str) -> None:
+    """Says beside a `fixed_axis` what the colors of a drawn map mean."""
     figure, place = axis.figure, axis.get_position()
     width, height = figure.get_size_inches()
     high = place.height * height

@@ -20,7 +20,7 @@ from keras_vit.explain.panels import (
     Picture,
     Scale,
     Sheet,
-    colour_bar,
+    color_bar,
     columns_for,
     ends,
     open_picture,
@@ -94,7 +94,7 @@ def plot_attention_maps(
             label += f" ({values.sum():.0f} %)"
         place = divmod(head, columns)
         sheet.draw(*place, seen, values, scale, label=label, mark=query)
-    sheet.colour_bar(scale)
+    sheet.color_bar(scale)
     return sheet.figure
 
 
@@ -109,7 +109,7 @@ def plot_class_token_maps(
         layers: Blocks, counted from 0 or from the end with negatives; None means all.
 
     Returns:
-        A figure with a row a block and a column a head. Colours mean the same in all panels.
+        A figure with a row a block and a column a head. Colors mean the same in all panels.
     """
     tokens.check_model(model)
     config = model.config
@@ -123,14 +123,14 @@ def plot_class_token_maps(
         config.num_heads,
         seen.size,
         f"Attention of {who}",
-        labelled=False,
+        labeled=False,
         named=names,
     )
     scale = Scale("attention to a patch (%, root scale)", 0.0, top(maps), root=True)
     for row, heads in enumerate(maps):
         for column, values in enumerate(heads):
             sheet.draw(row, column, seen, values, scale)
-    sheet.colour_bar(scale)
+    sheet.color_bar(scale)
     return sheet.figure
 
 
@@ -164,7 +164,7 @@ def plot_attention_rollout(
     sheet = Sheet(1, 2, seen.size, title)
     sheet.draw(0, 0, seen, label="picture")
     sheet.draw(0, 1, seen, values, scale, label=f"drawn by {_pooled(model.config)}")
-    sheet.colour_bar(scale)
+    sheet.color_bar(scale)
     return sheet.figure
 
 
@@ -211,7 +211,7 @@ def plot_attention_entropy(model: ViT, pictures: Any) -> "Figure":
 
 
 def plot_position_similarity(model: ViT) -> "Figure":
-    """How alike the positions are: the paper's Fig. 7 (centre).
+    """How alike the positions are: the paper's Fig. 7 (center).
 
     Args:
         model: A `ViT` with position embeddings.
@@ -231,7 +231,7 @@ def plot_position_similarity(model: ViT) -> "Figure":
     scale = Scale("cosine to the other positions", *ends(values))
     shown = axis.images[0]
     shown.set(cmap=CMAP, clim=(scale.low, scale.high))
-    colour_bar(axis, shown, scale.label)
+    color_bar(axis, shown, scale.label)
     for put, n, size in (
         (axis.set_xticks, cells.shape[1], columns),
         (axis.set_yticks, cells.shape[0], rows),
@@ -249,8 +249,8 @@ def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
         count: How many components; there may be fewer.
 
     Returns:
-        A figure with the leading components first. One channel is grey, three are colours; others
-        are drawn side by side, each in grey.
+        A figure with the leading components first. One channel is gray, three are colors; others
+        are drawn side by side, each in gray.
     """
     filters = embeddings.patch_filters(model, count)  # (count, P, P, C)
     channels = filters.shape[-1]
@@ -262,7 +262,7 @@ def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
     across = min(7, len(filters))
     down = -(-len(filters) // across)
     cells = np.full((down * across, *filters.shape[1:3], 3), np.nan, "float32")
-    cells[: len(filters)] = filters  # grey is repeated
+    cells[: len(filters)] = filters  # gray is repeated
     axis = tiled(cells.reshape(down, across, *cells.shape[1:]), title, (1, 1), bar=False)
     from matplotlib.patches import Rectangle  # where it is missing, `tiled` has said so
 
@@ -304,7 +304,7 @@ def plot_region_similarity(
     sheet = Sheet(1, 2, seen.size, title)
     sheet.draw(0, 0, seen, label="picture", mark=query, grid=config.grid)
     sheet.draw(0, 1, seen, values, scale, label="similarity to the framed patch", mark=query)
-    sheet.colour_bar(scale)
+    sheet.color_bar(scale)
     return sheet.figure
 
 
@@ -313,7 +313,7 @@ def plot_patch_pca(model: ViT, pictures: Any, *, block: int = -1) -> "Figure":
 
     Args:
         model: A `ViT`.
-        pictures: One picture or a sequence of them: a colour means the same in all.
+        pictures: One picture or a sequence of them: a color means the same in all.
         block: Whose tokens, counted from 0 or from the end with negatives.
 
     Returns:
@@ -322,11 +322,11 @@ def plot_patch_pca(model: ViT, pictures: Any, *, block: int = -1) -> "Figure":
     tokens.check_model(model)
     index = tokens.checked_block("block", block, model.config.depth)
     seen = open_pictures(pictures, model.config)
-    colours = embeddings.patch_pca(model, _batch(seen), index)
+    colors = embeddings.patch_pca(model, _batch(seen), index)
     title = f"Patch tokens after block {index}; red, green, blue: components 1, 2, 3"
     down, across = (1, 2) if len(seen) == 1 else (2, len(seen))
-    sheet = Sheet(down, across, seen[0].size, title, labelled=False, bar=False)
-    for i, (picture, values) in enumerate(zip(seen, colours, strict=True)):
+    sheet = Sheet(down, across, seen[0].size, title, labeled=False, bar=False)
+    for i, (picture, values) in enumerate(zip(seen, colors, strict=True)):
         sheet.draw(0, i, picture)
         sheet.draw(*((0, 1) if down == 1 else (1, i)), picture, values)
     return sheet.figure

@@ -209,28 +209,28 @@ def _positions(model: ViT) -> dict[str, Any]:
 
 
 def _filters(model: ViT) -> dict[str, Any] | None:
-    """The filters as RGB; None where their channels are neither grey nor red, green and blue."""
+    """The filters as RGB; None where their channels are neither gray nor red, green and blue."""
     if model.config.in_channels not in (1, 3):
         return None
     filters = _finite("patch_filters", embeddings.patch_filters(model, FILTERS))
-    colours = np.broadcast_to(filters, (*filters.shape[:3], 3))
+    colors = np.broadcast_to(filters, (*filters.shape[:3], 3))
     return {
         "count": len(filters),
         "size": list(filters.shape[1:3]),
-        "levels": _bytes(_levels(colours, 1.0)),
+        "levels": _bytes(_levels(colors, 1.0)),
     }
 
 
 def _features(model: ViT, images: np.ndarray) -> dict[str, Any]:
-    """The patch tokens as colours, and their similarities where these are not too many."""
+    """The patch tokens as colors, and their similarities where these are not too many."""
     config = model.config
-    colours = similarity = None
+    colors = similarity = None
     if min(config.width, config.num_patches) >= 3:  # as many components
-        colours = _bytes(_levels(_finite("patch_pca", embeddings.patch_pca(model, images)), 1.0))
+        colors = _bytes(_levels(_finite("patch_pca", embeddings.patch_pca(model, images)), 1.0))
     if config.num_patches**2 <= MOST_SIMILARITIES:
         cosines = _finite("region_similarity", embeddings.region_similarity(model, images))
         similarity = _bytes(_levels(np.maximum(cosines, 0), 1.0))
-    return {"colours": colours, "similarity": similarity}
+    return {"colors": colors, "similarity": similarity}
 
 
 # -- numbers as text

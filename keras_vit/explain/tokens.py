@@ -26,7 +26,7 @@ def check_model(model: Any) -> None:
 
 
 def checked_images(images: Any, config: ViTConfig) -> np.ndarray:
-    """Images as the model takes them, in float32; uint8 pixels of its size are normalised.
+    """Images as the model takes them, in float32; uint8 pixels of its size are normalized.
 
     Floats that were not normalized are refused, as `preprocessing.check_normalized` says.
     """

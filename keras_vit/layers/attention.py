@@ -18,11 +18,11 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     SA(z) = A v                              (7)
     MSA(z) = [SA_1(z); ...; SA_h(z)] U_msa   (8)
 
-    Weights, names, config and sub-layers are those of the Keras layer, so LoRA, int8 quantisation,
+    Weights, names, config and sub-layers are those of the Keras layer, so LoRA, int8 quantization,
     sharding maps and `return_attention_scores` work as Keras documents. What differs:
 
     - Self-attention without a mask projects tokens flattened to (B * T, D), where bias and product
-      fuse. Quantised layers, masks and cross-attention take Keras' own path.
+      fuse. Quantized layers, masks and cross-attention take Keras' own path.
     - The softmax is in at least float32, and attention dropout costs nothing outside training.
     - With `qk_norm` each head's queries and keys pass a LayerNorm before they meet
       (arXiv 2302.05442).
@@ -31,7 +31,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     Args:
         num_heads: h.
         key_dim: d.
-        qk_norm: Whether to normalise queries and keys.
+        qk_norm: Whether to normalize queries and keys.
         norm_epsilon: Epsilon of these LayerNorms.
         output_bias: Whether the output projection has a bias; None means as `use_bias` says.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.

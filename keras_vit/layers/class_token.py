@@ -17,7 +17,7 @@ class ClassToken(keras.layers.Layer):
     Args:
         num_tokens: How many tokens.
         index: The place of the first one: 0 for the class token, 1 for registers behind it.
-        initializer: Initialiser of the tokens.
+        initializer: Initializer of the tokens.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:

@@ -33,7 +33,7 @@ class EncoderBlock(Composite):
         key_dim: Size of a head; None means D / h.
         block_norm: "pre" or "post".
         qkv_bias: Whether query, key and value projections have a bias.
-        qk_norm: Whether queries and keys are normalised.
+        qk_norm: Whether queries and keys are normalized.
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial gain of LayerScale on both branches, or None.

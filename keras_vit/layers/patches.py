@@ -20,7 +20,7 @@ class Patches(Composite):
     Args:
         width: D, the size of a token.
         patch_size: Height and width of a patch; one int means a square.
-        norm: Whether to normalise each patch before and after the projection.
+        norm: Whether to normalize each patch before and after the projection.
         norm_epsilon: Epsilon of these LayerNorms.
         **kwargs: Arguments of `keras.layers.Layer`.
 
@@ -94,12 +94,12 @@ class Patches(Composite):
 
     def call(self, images):
         if self.norm:
-            return self._normalised(images)
+            return self._normalized(images)
         x = self.projection(images)  # (B, H / P, W / P, D)
         _, gh, gw, width = ops.shape(x)
         return ops.reshape(x, (-1, gh * gw, width))  # (B, N, D)
 
-    def _normalised(self, images):
+    def _normalized(self, images):
         _, height, width, channels = ops.shape(images)
         ph, pw = self.patch_size
         gh, gw = height // ph, width // pw

@@ -21,7 +21,7 @@ class PositionEmbedding(keras.layers.Layer):
         grid: Rows and columns of patches.
         kind: "learned", "learned_2d" or "sincos_2d".
         class_row: Whether the first token is a class token with a learned row of its own.
-        initializer: Initialiser of what is learned.
+        initializer: Initializer of what is learned.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:

@@ -21,7 +21,7 @@ class Runtime:
     """A model that takes images and returns NumPy arrays.
 
     Images are an array `(B, H, W, C)` of the model's size: floats as the model takes them, made by
-    `keras_vit.preprocessing.preprocess`, or uint8 pixels, which are normalised first. Floats that
+    `keras_vit.preprocessing.preprocess`, or uint8 pixels, which are normalized first. Floats that
     were not normalized are refused, as `keras_vit.preprocessing.check_normalized` says.
 
     Attributes:
@@ -94,7 +94,7 @@ class Runtime:
     def _checked(self, images: Any) -> np.ndarray:
         array = np.asarray(images)
         shape = self.config.input_shape
-        # Pixels of another integer type would be read as floats that are normalised already.
+        # Pixels of another integer type would be read as floats that are normalized already.
         known = array.dtype.kind == "f" or array.dtype == np.uint8
         if array.shape[1:] != shape or array.ndim != 4 or not known:
             raise ValueError(

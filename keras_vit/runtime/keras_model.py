@@ -39,7 +39,7 @@ class KerasRuntime(Runtime):
         head = self.model.get_layer("head")
         if getattr(head, "quantization_mode", None) is not None:
             raise ValueError(
-                "classifier_activation must be None for the logits of a quantised model. "
+                "classifier_activation must be None for the logits of a quantized model. "
                 f"Received: classifier_activation={self.config.classifier_activation!r}"
             )
         kernel, bias = (

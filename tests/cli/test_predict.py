@@ -148,8 +148,8 @@ def test_pixels_are_those_of_preprocess(model, folder):
         pixels = read_pixels(str(folder / "photos" / name), model.config)
         image = preprocessing.preprocess(Image.open(folder / "photos" / name), model.config)[0]
         assert pixels.dtype == np.uint8
-        np.testing.assert_allclose(preprocessing.normalised(pixels, model.config), image, atol=1e-6)
-        assert np.abs(preprocessing.normalised(pixels[::-1], model.config) - image).max() > 0.1
+        np.testing.assert_allclose(preprocessing.normalize(pixels, model.config), image, atol=1e-6)
+        assert np.abs(preprocessing.normalize(pixels[::-1], model.config) - image).max() > 0.1
 
 
 def test_predict_hands_pixels_to_a_runtime(call, model, monkeypatch):

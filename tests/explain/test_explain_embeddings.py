@@ -112,7 +112,7 @@ def test_patch_pca_is_one_for_all_images():
         right = z @ axis
         right = (right - right.min()) / np.ptp(right)
         np.testing.assert_allclose(found[..., i].ravel(), right, atol=1e-4)
-    # Negative control: an analysis of each image by itself has other colours.
+    # Negative control: an analysis of each image by itself has other colors.
     alone = explain.patch_pca(model, np.stack([x[0], x[0]]))
     np.testing.assert_allclose(alone[0], alone[1], atol=1e-5)
     assert np.abs(found[0] - alone[0]).max() > 1e-2

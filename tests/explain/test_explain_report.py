@@ -52,7 +52,7 @@ def test_report_of_every_kind_has_what_applies(tmp_path, kind):
     assert (data["prediction"] is not None) == classified
     assert (data["gradients"] is not None) == classified
     assert (data["positions"] is not None) == (kind != "no_positions")
-    assert data["filters"] is not None and data["features"]["colours"] is not None
+    assert data["filters"] is not None and data["features"]["colors"] is not None
     assert data["grid"] == list(config.grid)
     assert data["attention"]["queries"] == config.num_tokens
     assert data["mostEntropy"] == pytest.approx(np.log(config.num_tokens))
@@ -95,7 +95,7 @@ def test_report_numbers_are_those_of_the_arrays(tmp_path):
     low = data["positions"]["low"]
     kept = levels(data["positions"]["levels"], 3, 2, 3, 2) / 255 * (1 - low) + low
     np.testing.assert_allclose(kept, explain.position_similarity(model), atol=5e-3)
-    kept = levels(data["features"]["colours"], 3, 2, 3) / 255
+    kept = levels(data["features"]["colors"], 3, 2, 3) / 255
     np.testing.assert_allclose(kept, explain.patch_pca(model, x)[0], atol=5e-3)
     kept = levels(data["features"]["similarity"], 3, 2, 3, 2) / 255
     cosines = explain.region_similarity(model, x)[0]

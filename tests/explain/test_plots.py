@@ -85,8 +85,8 @@ def test_plots_hold_the_arrays(kind):
 
     figure = plots.plot_patch_pca(model, [picture, picture[::-1]])
     both = np.concatenate([images, preprocess(picture[::-1], model.config)])
-    colours = [i for i in figure.axes[0].images if np.shape(i.get_array())[:2] == model.config.grid]
-    found = np.stack([np.asarray(i.get_array()) for i in colours])
+    colors = [i for i in figure.axes[0].images if np.shape(i.get_array())[:2] == model.config.grid]
+    found = np.stack([np.asarray(i.get_array()) for i in colors])
     np.testing.assert_array_equal(found, explain.patch_pca(model, both))
 
 
@@ -227,7 +227,7 @@ def test_overlay_covers_the_marked_patch():
     base, whole, shown = figure.axes[0].images
     assert base.get_extent() == [0, WIDTH, HEIGHT, 0]
     luma = np.asarray(Image.fromarray(pixels()).convert("L"))
-    expected = np.interp(luma, (0, 255), panels.GREY)
+    expected = np.interp(luma, (0, 255), panels.GRAY)
     np.testing.assert_allclose(whole.get_array()[..., 0], expected, atol=1)
     shift = whole.get_extent()[0]
     left, right, bottom, top = shown.get_extent()
@@ -245,7 +245,7 @@ def test_overlay_covers_the_marked_patch():
 @only_once
 def test_picture_of_another_size_is_made_to_fit():
     figure = plots.plot_patch_pca(model_of("paper"), [pixels(), pixels(80, 60)])
-    left, right, bottom, top = figure.axes[0].images[3].get_extent()  # after one, grey, and its map
+    left, right, bottom, top = figure.axes[0].images[3].get_extent()  # after one, gray, and its map
     np.testing.assert_allclose([right - left, bottom - top], [30, 40])
     assert left > WIDTH
 

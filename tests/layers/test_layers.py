@@ -3,13 +3,13 @@
 import keras
 import numpy as np
 import pytest
-from conformance import check_layer, randomise, to_numpy
+from conformance import check_layer, randomize, to_numpy
 from keras import ops
 
 from keras_vit import layers
 from keras_vit.layers.position_embedding import sincos_2d
 
-KEY_BIAS = "key/bias"  # softmax does not see it, nor a shift of the normalised keys
+KEY_BIAS = "key/bias"  # softmax does not see it, nor a shift of the normalized keys
 
 
 def self_attention(layer, x, **kwargs):
@@ -138,7 +138,7 @@ def test_every_layer_is_checked():
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_layer_norm_is_that_of_keras(dtype):
     x = np.random.default_rng(0).normal(1, 3, (2, 7, 20)).astype("float32")
-    ours = randomise_built(layers.LayerNormalization(epsilon=1e-3, dtype=dtype), x)
+    ours = randomize_built(layers.LayerNormalization(epsilon=1e-3, dtype=dtype), x)
     keras_own = keras.layers.LayerNormalization(epsilon=1e-3, dtype=dtype)
     keras_own.build(x.shape)
     keras_own.set_weights([to_numpy(w) for w in ours.weights])
@@ -153,7 +153,7 @@ def test_layer_norm_is_that_of_keras(dtype):
 def test_mlp_trains_with_the_gelu_it_predicts_with():
     x = np.random.default_rng(0).normal(0, 2, (2, 7, 20)).astype("float32")
     for gelu in ("exact", "tanh"):
-        layer = randomise_built(layers.MLP(28, 20, gelu=gelu), x)
+        layer = randomize_built(layers.MLP(28, 20, gelu=gelu), x)
         np.testing.assert_allclose(
             to_numpy(layer(x, training=True)), to_numpy(layer(x)), rtol=1e-5, atol=2e-6
         )
@@ -161,7 +161,7 @@ def test_mlp_trains_with_the_gelu_it_predicts_with():
 
 def test_class_token_stands_at_its_index():
     x = np.ones((2, 4, 3), "float32")
-    layer = randomise_built(layers.ClassToken(num_tokens=2, index=1), x)
+    layer = randomize_built(layers.ClassToken(num_tokens=2, index=1), x)
     y = to_numpy(layer(x))
     np.testing.assert_array_equal(y[:, [0, 3, 4, 5]], x)
     np.testing.assert_array_equal(y[1, 1:3], to_numpy(layer.tokens)[0])
@@ -169,7 +169,7 @@ def test_class_token_stands_at_its_index():
 
 def test_position_embedding_2d_adds_rows_and_columns():
     x = np.zeros((1, 6, 4), "float32")
-    layer = randomise_built(layers.PositionEmbedding((3, 2), kind="learned_2d"), x)
+    layer = randomize_built(layers.PositionEmbedding((3, 2), kind="learned_2d"), x)
     y = to_numpy(layer(x))[0].reshape(3, 2, 4)
     rows, columns = to_numpy(layer.rows), to_numpy(layer.columns)
     for r in range(3):
@@ -231,7 +231,7 @@ def test_drop_path_drops_whole_images_and_keeps_the_mean():
 
 def test_attention_equals_keras_own():
     x = np.random.default_rng(0).normal(size=(2, 7, 20)).astype("float32")
-    ours = randomise_built(layers.MultiHeadAttention(5, 4), x, x)
+    ours = randomize_built(layers.MultiHeadAttention(5, 4), x, x)
     keras_own = keras.layers.MultiHeadAttention(5, 4)
     keras_own.build(x.shape, x.shape)
     assert [v.path.split("/", 1)[1] for v in ours.weights] == [
@@ -257,7 +257,7 @@ def test_attention_equals_keras_own():
 def test_attention_scores_are_float32_inside():
     """In bfloat16 a softmax over 400 equal scores sums far from 1; in float32 it does not."""
     x = np.ones((1, 400, 20), "float32")
-    layer = randomise_built(layers.MultiHeadAttention(5, 4, dtype="mixed_bfloat16"), x, x)
+    layer = randomize_built(layers.MultiHeadAttention(5, 4, dtype="mixed_bfloat16"), x, x)
     _, scores = layer(x, x, return_attention_scores=True)
     total = to_numpy(ops.sum(ops.cast(scores, "float32"), -1))
     np.testing.assert_allclose(total, 1.0, atol=4e-3)
@@ -266,7 +266,7 @@ def test_attention_scores_are_float32_inside():
 @pytest.mark.parametrize("target", ["query_dense", "value_dense", "output_dense"])
 def test_attention_lora_changes_the_output(target):
     x = np.random.default_rng(0).normal(size=(2, 7, 20)).astype("float32")
-    layer = randomise_built(layers.MultiHeadAttention(5, 4), x, x)
+    layer = randomize_built(layers.MultiHeadAttention(5, 4), x, x)
     before = to_numpy(layer(x, x))
     dense = getattr(layer, target)
     dense.enable_lora(2)
@@ -275,7 +275,7 @@ def test_attention_lora_changes_the_output(target):
     assert np.abs(to_numpy(layer(x, x)) - before).max() > 1e-3
 
 
-def test_encoder_block_initialises_attention_as_a_matrix():
+def test_encoder_block_initializes_attention_as_a_matrix():
     """Glorot over (D, h * d), not over the three axes of the kernel."""
     block = layers.EncoderBlock(width=96, num_heads=4, mlp_dim=8)
     block.build((None, 5, 96))
@@ -294,6 +294,6 @@ def test_encoder_block_refuses_another_width():
         layers.EncoderBlock(width=20, num_heads=5, mlp_dim=28)(np.zeros((1, 3, 16), "float32"))
 
 
-def randomise_built(layer, *inputs):
+def randomize_built(layer, *inputs):
     layer(*inputs)
-    return randomise(layer)
+    return randomize(layer)

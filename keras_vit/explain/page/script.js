@@ -3,13 +3,13 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const [ROWS, COLUMNS] = data.grid;
 const PATCHES = ROWS * COLUMNS;
-// The colour map viridis at 33 places, between which it is nearly straight.
+// The color map viridis at 33 places, between which it is nearly straight.
 const VIRIDIS = (
   "440154470d6048186a482374472d7b4537814240863e49893b528b375b8d33638d2f6b8e2c728e297a8e26828e23898e" +
   "21918c1f988b1fa08822a78528ae8032b67a3fbc734ec36b5ec96270cf5784d44b98d83eaddc30c2df23d8e219ece51b" +
   "fde725"
 ).match(/.{6}/g);
-const COLOURS = Array.from({ length: 256 }, (_, level) => {
+const COLORS = Array.from({ length: 256 }, (_, level) => {
   const place = (level / 255) * (VIRIDIS.length - 1);
   const low = Math.min(Math.floor(place), VIRIDIS.length - 2);
   return [0, 2, 4].map((at) => {
@@ -78,25 +78,25 @@ function paint(canvas, levels) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
   const count = canvas.width * canvas.height;
-  const coloured = levels.length === 3 * count;
+  const colored = levels.length === 3 * count;
   for (let i = 0; i < count; i++) {
-    const colour = coloured ? levels.subarray(3 * i, 3 * i + 3) : COLOURS[levels[i]];
-    image.data.set([colour[0], colour[1], colour[2], 255], 4 * i);
+    const color = colored ? levels.subarray(3 * i, 3 * i + 3) : COLORS[levels[i]];
+    image.data.set([color[0], color[1], color[2], 255], 4 * i);
   }
   context.putImageData(image, 0, 0);
 }
 
-function drawPicture(context, grey) {
+function drawPicture(context, gray) {
   const { canvas } = context;
   context.save();
   context.imageSmoothingEnabled = !data.picture.small;
   context.drawImage(picture, 0, 0, canvas.width, canvas.height);
-  if (grey) {
+  if (gray) {
     context.globalCompositeOperation = "saturation";
     context.fillStyle = "hsl(0, 0%, 50%)";
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.globalCompositeOperation = "source-over";
-    context.fillStyle = "rgba(0, 0, 0, 0.4)"; // on white, every colour of a map would look pale
+    context.fillStyle = "rgba(0, 0, 0, 0.4)"; // on white, every color of a map would look pale
     context.fillRect(0, 0, canvas.width, canvas.height);
   }
   context.restore();
@@ -108,7 +108,7 @@ function drawPicture(context, grey) {
   context.fill("evenodd"); // around what the model sees
 }
 
-/** The picture in grey under a map, and a frame around a patch if one is given. */
+/** The picture in gray under a map, and a frame around a patch if one is given. */
 function drawMap(context, levels, { patch = null, alpha = strength } = {}) {
   const area = seen(context.canvas);
   drawPicture(context, true);
@@ -120,8 +120,8 @@ function drawMap(context, levels, { patch = null, alpha = strength } = {}) {
   if (patch === null) return;
   const [width, height] = [area[2] / COLUMNS, area[3] / ROWS];
   const line = Math.max(3, context.canvas.width / 160);
-  for (const [colour, thick] of [["#000", 2 * line], ["#fff", line]]) {
-    context.strokeStyle = colour;
+  for (const [color, thick] of [["#000", 2 * line], ["#fff", line]]) {
+    context.strokeStyle = color;
     context.lineWidth = thick;
     context.strokeRect(
       area[0] + (patch % COLUMNS) * width, area[1] + Math.floor(patch / COLUMNS) * height,
@@ -473,14 +473,14 @@ function showLearned() {
 }
 
 function showFeatures() {
-  const { colours, similarity } = data.features;
-  find("features").hidden = colours === null && similarity === null;
-  if (colours !== null) {
-    find("colours-panel").hidden = false;
-    const context = canvasOf("colours");
-    const levels = bytes(colours);
-    context.canvas.setAttribute("aria-label", "Patch features as colours over the picture");
-    drawMap(context, levels, { alpha: 1 }); // mixed with grey, a colour says nothing
+  const { colors, similarity } = data.features;
+  find("features").hidden = colors === null && similarity === null;
+  if (colors !== null) {
+    find("colors-panel").hidden = false;
+    const context = canvasOf("colors");
+    const levels = bytes(colors);
+    context.canvas.setAttribute("aria-label", "Patch features as colors over the picture");
+    drawMap(context, levels, { alpha: 1 }); // mixed with gray, a color says nothing
   }
   if (similarity === null) return;
   find("similarity-panel").hidden = false;

@@ -75,7 +75,7 @@ def small(name):
             module = timm.create_model(name, **arguments)
         except (TypeError, ValueError, AssertionError, RuntimeError):
             continue
-        return sources.randomise(module, scale=0.2 if "embed_dim" in arguments else 0.05), arguments
+        return sources.randomize(module, scale=0.2 if "embed_dim" in arguments else 0.05), arguments
     raise AssertionError(f"timm cannot build {name}")
 
 

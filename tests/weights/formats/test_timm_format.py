@@ -186,7 +186,7 @@ def test_timm_heads_are_read_from_q_norm(tmp_path):
 def test_timm_distilled_trunk_equals_source(tmp_path):
     from timm.models.deit import VisionTransformerDistilled
 
-    source = sources.randomise(
+    source = sources.randomize(
         VisionTransformerDistilled(
             img_size=24, patch_size=8, embed_dim=20, depth=2, num_heads=5, num_classes=3
         )

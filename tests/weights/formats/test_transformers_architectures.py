@@ -69,7 +69,7 @@ def tiny(kind):
         return None
     if not 0 < sum(parameter.numel() for parameter in module.parameters()) < 2e7:
         return None
-    return sources.randomise(module, scale=0.4)
+    return sources.randomize(module, scale=0.4)
 
 
 def answer(module, pictures):

@@ -140,4 +140,4 @@ def old_vit(pool, patch_norm):
             x = self.transformer(x)
             return self.mlp_head(x.mean(1) if pool == "mean" else x[:, 0])
 
-    return sources.randomise(OldViT())
+    return sources.randomize(OldViT())

@@ -13,7 +13,7 @@ one_backend = pytest.mark.skipif(
 )
 
 
-def randomise(module, seed=0, scale=0.5):
+def randomize(module, seed=0, scale=0.5):
     """Fills every array of a torch module, the zero-initialised ones too."""
     import torch
 
@@ -80,7 +80,7 @@ def timm_vit(seed=0, **fields):
         "mlp_ratio": 1.4,
         "num_classes": 3,
     }
-    return randomise(VisionTransformer(**{**arguments, **fields}), seed)
+    return randomize(VisionTransformer(**{**arguments, **fields}), seed)
 
 
 def torchvision_vit(seed=0, **fields):
@@ -95,7 +95,7 @@ def torchvision_vit(seed=0, **fields):
         "mlp_dim": 28,
         "num_classes": 3,
     }
-    return randomise(VisionTransformer(**{**arguments, **fields}), seed)
+    return randomize(VisionTransformer(**{**arguments, **fields}), seed)
 
 
 def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
@@ -114,7 +114,7 @@ def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
         "attn_implementation": "eager",
     }
     config = getattr(transformers, f"{family}Config")(**{**arguments, **fields})
-    return randomise(getattr(transformers, kind)(config), seed)
+    return randomize(getattr(transformers, kind)(config), seed)
 
 
 def vit_pytorch_vit(seed=0, **fields):
@@ -130,7 +130,7 @@ def vit_pytorch_vit(seed=0, **fields):
         "dim_head": 4,
         "mlp_dim": 28,
     }
-    return randomise(ViT(**{**arguments, **fields}), seed)
+    return randomize(ViT(**{**arguments, **fields}), seed)
 
 
 def assert_same_file(path, arrays):
