@@ -14,9 +14,7 @@ from keras import ops
 from keras_vit.config import ViTConfig
 from keras_vit.explain import tokens
 from keras_vit.explain.attention import drawn_from_patches
-from keras_vit.model import ViT
-
-LINEAR = (None, "linear")
+from keras_vit.model import ViT, head_logits
 
 
 def grad_cam(
@@ -145,17 +143,7 @@ def _logits(model: ViT, z):
     layers = model.layers
     for layer in layers[layers.index(model.blocks[-1]) + 1 : -1]:  # they stand in a row
         z = layer(z, training=False)
-    head = layers[-1]
-    if config.classifier_activation in LINEAR:
-        z = head(z)
-    elif head.quantization_mode is None:
-        z = ops.matmul(ops.cast(z, head.kernel.dtype), head.kernel) + head.bias
-    else:
-        raise ValueError(
-            "classifier_activation must be None for the logits of a quantized model. "
-            f"Received: classifier_activation={config.classifier_activation!r}"
-        )
-    z = ops.cast(z, "float32")
+    z = ops.cast(head_logits(model, z), "float32")
     return ops.mean(z[:, tokens.read_tokens(config)], axis=1) if config.pooling is None else z
 
 

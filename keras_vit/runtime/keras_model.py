@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
-from keras_vit.model import ViT
+from keras_vit.model import ViT, head_logits
 from keras_vit.runtime.base import Runtime
 from keras_vit.weights.keras_file import check_keras
 
 if TYPE_CHECKING:
     from keras_vit.weights.load import Checkpoint
-
-LINEAR = (None, "linear")
 
 
 class KerasRuntime(Runtime):
@@ -29,24 +27,15 @@ class KerasRuntime(Runtime):
         self._before_head = None
 
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        if wanted == "logits" and self.config.classifier_activation in LINEAR:
+        if wanted == "logits" and self.config.classifier_activation in (None, "linear"):
             return {"logits": _predict(self.model, images)}
         if self._before_head is None:
             self._before_head = self.model.features()
         features = _predict(self._before_head, images)
         if wanted == "features":
             return {"features": features}
-        head = self.model.get_layer("head")
-        if getattr(head, "quantization_mode", None) is not None:
-            raise ValueError(
-                "classifier_activation must be None for the logits of a quantized model. "
-                f"Received: classifier_activation={self.config.classifier_activation!r}"
-            )
-        kernel, bias = (
-            np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(v)))
-            for v in (head.kernel, head.bias)
-        )
-        return {"logits": features @ kernel + bias}
+        logits = keras.ops.stop_gradient(head_logits(self.model, features))
+        return {"logits": np.asarray(keras.ops.convert_to_numpy(logits))}
 
     def _engine(self) -> str:
         return f"Keras {keras.__version__} on {keras.backend.backend()}"

@@ -205,7 +205,7 @@ def test_predict_without_any_picture_opens_no_model(call, tmp_path):
     assert done.exit_code == 1 and done.stdout == ""
     for line, text in zip(
         done.stderr.splitlines(),
-        ("no such file", "no file matches", "no picture is in this folder", "neither a file nor"),
+        ("no such file", "no file matches", "no image is in this folder", "neither a file nor"),
         strict=True,
     ):
         assert line.startswith("keras-vit: error: ") and text in line
@@ -236,7 +236,7 @@ def hostile(folder):
     flipped[len(flipped) // 2] ^= 255
     contents = {
         "empty.jpg": (b"", "the file is empty"),
-        "text.jpg": (b"no picture", "not a picture that can be read (JPEG, PNG, WEBP"),
+        "text.jpg": (b"no picture", "not an image that can be read (JPEG, PNG, WEBP"),
         "steers\x1b[2J.jpg": (b"no picture", "not a picture"),
         "eps.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
         "half.jpg": (jpeg[: len(jpeg) // 2], "cut off or damaged"),
