@@ -305,7 +305,7 @@ def _resize(array: np.ndarray, config: ViTConfig) -> np.ndarray:
     height, width = array.shape[:2]
     size = covering(height, width, config)
     most = most_pixels(height, width, config)
-    # A large image is in memory already. A narrow one can grow huge when its short side is enlarged.
+    # A large image is in memory already. A narrow one gets huge when its short side is enlarged.
     if most > max(MAX_PIXELS, height * width):
         raise ValueError(
             f"images must have at most {MAX_PIXELS} pixels while they are resized. Received: an "
