@@ -146,7 +146,7 @@ def test_page_fits_its_window_in_light_and_dark(chromium, file, tmp_path, width)
 def colors(page, canvas):
     """What a canvas shows near the upper left corner of each patch, where there is no frame."""
     script = """(() => {
-      const canvas = document.querySelector(%s), [l, t, w, h] = data.picture.seen;
+      const canvas = document.querySelector(%s), [l, t, w, h] = data.image.seen;
       const {width, height} = canvas;
       const copy = new OffscreenCanvas(width, height).getContext("2d", {willReadFrequently: true});
       copy.drawImage(canvas, 0, 0);
@@ -198,7 +198,7 @@ def test_page_works_by_mouse(page):
     assert caption(page).startswith("Layer 0, head 1, class token:")
     page.click("#query-tokens label:nth-child(2)")
     assert caption(page).startswith("Layer 0, head 1, register 0:")
-    left, top, width, height = page.value("data.picture.seen")
+    left, top, width, height = page.value("data.image.seen")
     page.click("#attention-map", left + width * 0.99, top + height * 0.01)
     place = f"row 0, column {COLUMNS - 1}"
     assert f"patch in {place}:" in caption(page) and chosen(page, "query") == "patch"

@@ -236,7 +236,7 @@ def hostile(folder):
     flipped[len(flipped) // 2] ^= 255
     contents = {
         "empty.jpg": (b"", "the file is empty"),
-        "text.jpg": (b"no picture", "not an image that can be read (JPEG, PNG, WEBP"),
+        "text.jpg": (b"no image", "not an image that can be read (JPEG, PNG, WEBP"),
         "steers\x1b[2J.jpg": (b"no picture", "not a picture"),
         "eps.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
         "half.jpg": (jpeg[: len(jpeg) // 2], "cut off or damaged"),
