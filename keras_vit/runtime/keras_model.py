@@ -1,4 +1,4 @@
-"""A model in Python, as Keras runs it."""
+"""A `ViT`, run by Keras."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class KerasRuntime(Runtime):
-    """A `ViT` in Python."""
+    """A `ViT`, run by Keras."""
 
     kind = "keras"
 
@@ -53,7 +53,7 @@ def load_keras(path: str | os.PathLike) -> ViT:
 
 
 def inspect_keras(path: str | os.PathLike) -> "Checkpoint":
-    """Describes a `.keras` file as `keras_vit.weights.load.inspect` does other checkpoints."""
+    """Describes a `.keras` file, as `keras_vit.weights.load.inspect` does other checkpoints."""
     from keras_vit.weights.load import Checkpoint  # not needed to run a model
 
     model = load_keras(path)
@@ -69,6 +69,6 @@ def inspect_keras(path: str | os.PathLike) -> "Checkpoint":
 
 
 def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    if not len(images):  # which `predict` refuses
+    if not len(images):  # `predict` refuses empty batches
         return np.zeros((0, *model.output_shape[1:]), "float32")
     return np.asarray(model.predict(images, batch_size=32, verbose=0), "float32")

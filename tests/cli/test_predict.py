@@ -237,8 +237,8 @@ def hostile(folder):
     contents = {
         "empty.jpg": (b"", "the file is empty"),
         "text.jpg": (b"no image", "not an image that can be read (JPEG, PNG, WEBP"),
-        "steers\x1b[2J.jpg": (b"no picture", "not a picture"),
-        "eps.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+        "steers\x1b[2J.jpg": (b"no picture", "not an image"),
+        "eps.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         "half.jpg": (jpeg[: len(jpeg) // 2], "cut off or damaged"),
         "header.jpg": (jpeg[:100], "cut off or damaged"),
         "bit.png": (bytes(flipped), "cut off or damaged"),
