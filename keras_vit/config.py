@@ -239,7 +239,7 @@ class ViTConfig:
 
     def _check_encoder(self) -> None:
         rule = f"divide width={self.width} unless head_dim is given"
-        self._check("num_heads", rule, lambda v: self.head_dim or self.width % v == 0)
+        self._check("num_heads", rule, lambda v: self.head_dim is not None or self.width % v == 0)
         self._check("norm_epsilon", "be a positive number", lambda v: _is_number(v) and v > 0)
         rule = "be None or a positive number"
         self._check("layer_scale", rule, lambda v: v is None or (_is_number(v) and v > 0))

@@ -29,7 +29,6 @@ ARROWS = {
         *("config", "deferred", "model", "paths", "preprocessing", "resample", "variants"),
         "weights",
     },
-    "runs": set(),
     "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
     "export": {"config", "export", "model", "paths", "preprocessing", "runtime"},
     "images": {"preprocessing"},
@@ -46,7 +45,7 @@ TRAIN_ARROWS = {
     "checkpoint": {"checkpoint", "distribution"},
     "build": {"distribution", "optim", "recipe"},
     "few_shot": set(),
-    "run": {"build", "data", "distribution", "recipe", "run"},
+    "run": {"build", "checkpoint", "data", "distribution", "recipe", "run"},
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "train/")

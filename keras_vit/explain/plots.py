@@ -93,9 +93,10 @@ def plot_class_token_maps(
     maps = 100 * attention.class_token_maps(model, source.images, wanted)[:, 0]
     names = [f"block {i}" for i in wanted], [f"head {i}" for i in range(config.num_heads)]
     title = f"Attention of {_class_token(config)}"
-    sheet = Sheet(*maps.shape[:2], source.size, title, labeled=False, named=names)
+    rows, columns = maps.shape[:2]
+    sheet = Sheet(rows, columns, source.size, title, labeled=False, named=names)
     scale = Scale("attention to a patch (%, root scale)", 0.0, top(maps), root=True)
-    for row, column in np.ndindex(maps.shape[:2]):
+    for row, column in np.ndindex(rows, columns):
         sheet.draw(row, column, source, maps[row, column], scale)
     sheet.color_bar(scale)
     return sheet.figure

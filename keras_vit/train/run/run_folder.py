@@ -11,9 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.runs import CHECKPOINTS, LOCK, MODEL, RECIPE, RESULTS, listing, read_facts
+from keras_vit.train.checkpoint.manifest import LOCK, listing, read_facts
 from keras_vit.train.distribution.devices import Devices
 from keras_vit.train.recipe import Recipe, changed_fields
+from keras_vit.train.run.run_status import CHECKPOINTS, MODEL, RECIPE, RESULTS
 from keras_vit.weights.files.atomic import TEMPORARY
 
 logger = logging.getLogger(__name__)
