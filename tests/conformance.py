@@ -75,6 +75,12 @@ def randomize(model_or_layer, seed=0, scale=0.3):
     return model_or_layer
 
 
+def built_at_random(layer, *inputs):
+    """A layer that was built by these inputs, with random weights."""
+    layer(*inputs)
+    return randomize(layer)
+
+
 def arrays(model_or_layer):
     return {v.path: to_numpy(v.value) for v in model_or_layer.weights}
 
