@@ -63,8 +63,7 @@ def measure(options, folder):
     """Trains in this process: seconds with and without a save, and memory."""
     import keras
 
-    from keras_vit import runs
-    from keras_vit.train.checkpoint import checkpoint, writer
+    from keras_vit.train.checkpoint import checkpoint, manifest, writer
 
     steps, turns = options.steps, options.turns
 
@@ -119,7 +118,7 @@ def measure(options, folder):
     extra = statistics.median(row["with"] - row["without"] for row in rows)
     minutes = checkpoint.Checkpoint(folder).every_minutes
     return {
-        "state_bytes": runs.listing(folder)[-1]["bytes"],
+        "state_bytes": manifest.listing(folder)[-1]["bytes"],
         "seconds_a_step_without": without,
         "seconds_a_step_with": with_,
         "of_without": statistics.median(row["with"] / row["without"] for row in rows),

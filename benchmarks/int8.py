@@ -47,13 +47,13 @@ def main():
 def rows(run, calibration, images, rounds):
     """A line for the model and one for each file."""
     import keras_vit
-    from keras_vit.preprocessing import normalised
+    from keras_vit.preprocessing import normalize
 
     model = keras_vit.runtime.open(run).model
     source = json.loads((run / "recipe.json").read_text())["data"]["source"]
     typical, _ = _pictures(source, "train", calibration)
     pixels, labels = _pictures(source, "test", images)
-    typical, pixels = (normalised(part, model.config) for part in (typical, pixels))
+    typical, pixels = (normalize(part, model.config) for part in (typical, pixels))
     files = make_files(model, typical)
     times = _latencies(files.values(), pixels[:1], rounds)
     dynamic = times[list(files).index("dynamic")]

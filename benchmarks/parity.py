@@ -25,7 +25,7 @@ def timm(folder, **fields):
     """timm's `vit_base_patch16_224`, or a variant of it."""
     from timm.models import create_model
 
-    model = randomise(create_model("vit_base_patch16_224", **fields))
+    model = randomize(create_model("vit_base_patch16_224", **fields))
     return save_torch(folder, model), torch_runner(model)
 
 
@@ -33,7 +33,7 @@ def transformers(folder):
     """transformers' `ViTForImageClassification` with its default config."""
     import transformers as hf
 
-    model = randomise(hf.ViTForImageClassification(hf.ViTConfig(num_labels=1000)))
+    model = randomize(hf.ViTForImageClassification(hf.ViTConfig(num_labels=1000)))
     model.save_pretrained(folder)
     return folder, torch_runner(model)
 
@@ -42,7 +42,7 @@ def torchvision(folder):
     """torchvision's `vit_b_16`."""
     from torchvision.models import vit_b_16
 
-    model = randomise(vit_b_16())
+    model = randomize(vit_b_16())
     return save_torch(folder, model), torch_runner(model)
 
 
@@ -51,7 +51,7 @@ def vit_pytorch(folder):
     from vit_pytorch import ViT
 
     sizes = {"image_size": 224, "patch_size": 16, "num_classes": 1000}
-    model = randomise(ViT(**sizes, dim=768, depth=12, heads=12, mlp_dim=3072))
+    model = randomize(ViT(**sizes, dim=768, depth=12, heads=12, mlp_dim=3072))
     return save_torch(folder, model), torch_runner(model)
 
 
@@ -129,7 +129,7 @@ def import_torchvision():
         torch.library.register_fake = real
 
 
-def randomise(module, seed=0):
+def randomize(module, seed=0):
     """Fills every array of a torch module so that signals neither die nor explode."""
     import torch
 

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from keras_vit import keras_version  # noqa: F401  the first: its error says what to install
+from keras_vit import keras_version  # noqa: F401  first, because its error says what to install
 
 # isort: split
 from keras_vit import layers, preprocessing
@@ -73,7 +73,7 @@ __all__ = [
     "vit_ti16",
 ]
 
-# What reads, writes and exports models is imported when it is first asked for.
+# What reads, writes and exports models is imported on first use.
 _LATER = {
     "explain": "keras_vit",
     "export_onnx": "keras_vit.export.onnx.export",
@@ -95,7 +95,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'keras_vit' has no attribute {name!r}")
-    if _LATER[name] == __name__:  # a module of ours
+    if _LATER[name] == __name__:  # a module
         return importlib.import_module(f"{__name__}.{name}")
     globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return globals()[name]

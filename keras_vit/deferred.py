@@ -1,7 +1,7 @@
-"""Models whose weights get their first value from a file, and not from an initializer.
+"""Models whose weights are initialized from a file instead of by an initializer.
 
 Keras draws random numbers for every weight of a new model. Inside `deferred`, weights get a shape
-and no value, so that a model can be asked for its shapes, or filled from a file, at no cost.
+and no value, so reading a model's shapes or filling it from a file costs no random numbers.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ WAITING = "uninitialized_variables"
 
 
 class Deferred:
-    """The variables that were made inside `deferred`, and how they get their values."""
+    """The variables created inside `deferred`."""
 
     def __init__(self) -> None:
         self.variables: list[Any] = []
 
     def fill(self, variable: Any, value: Any) -> None:
-        """Gives a variable its first value.
+        """Initializes a variable with an array.
 
         Args:
             variable: One of `variables` that has no value yet.
@@ -36,7 +36,7 @@ class Deferred:
         variable._deferred_initialize()
 
     def initialize_rest(self) -> None:
-        """Gives every variable that was not filled the value that Keras would have given it."""
+        """Runs the initializer of every variable that was not filled."""
         for variable in self.variables:
             if variable._value is None:
                 variable._deferred_initialize()
@@ -44,10 +44,10 @@ class Deferred:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Deferred]:
-    """A scope for building a model without values.
+    """A scope that builds a model without initializing its weights.
 
-    After it, every variable must be filled, or left to `Deferred.initialize_rest`, before the model
-    is called; a model that is only asked for its shapes can be dropped as it is.
+    Before the model is called, every variable must be filled, or initialized by
+    `Deferred.initialize_rest`. If only the shapes are needed, neither is necessary.
 
     Example:
 
@@ -64,5 +64,5 @@ def deferred() -> Iterator[Deferred]:
             yield weights
         weights.variables += global_state.get_global_attribute(WAITING, [])[len(before) :]
     finally:
-        # Else Keras would initialize them at the end of another scope.
+        # Otherwise Keras would initialize them at the end of the next scope.
         global_state.set_global_attribute(WAITING, before)

@@ -1,4 +1,4 @@
-"""Picture files that somebody else made: finding them, and opening one within bounds."""
+"""Untrusted image files: finding them, and opening one within limits."""
 
 import glob
 import os
@@ -15,11 +15,11 @@ IMAGE_FORMATS = {
     "GIF": (".gif",),
     "TIFF": (".tif", ".tiff"),
 }
-"""What is read, and the endings by which the files of a folder are chosen."""
+"""The formats that are read, and the suffixes by which a folder's files are selected."""
 
 
 class ImageFileError(ValueError):
-    """A file that cannot be used as a picture, in one line: which, and why."""
+    """A file that cannot be used as an image; the message is one line with the path and reason."""
 
     def __init__(self, path: str | os.PathLike, reason: str):
         super().__init__(f"{os.fspath(path)}: {reason}")
@@ -27,21 +27,21 @@ class ImageFileError(ValueError):
 
 
 class FoundImage(NamedTuple):
-    """A picture file, or a name that leads to none."""
+    """An image file, or a name without one and the problem."""
 
     path: str
     problem: str | None = None
 
 
 def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
-    """The picture files that names stand for; no file is opened.
+    """Finds the image files that names refer to, without opening any.
 
     Args:
-        names: Files, which may end in anything; folders, of which every picture is meant, those
-            in folders inside too, but hidden ones; and globs, in which ** is any depth.
+        names: Files with any suffix; folders, which are searched recursively for images that are
+            not hidden; and globs, where ** matches any depth.
 
     Yields:
-        What is found, in the order of the names; in a folder or a glob, in that of the alphabet.
+        The files in the order of the names; within a folder or a glob, in alphabetical order.
     """
     for name in names:
         if os.path.isdir(name):
@@ -60,15 +60,18 @@ def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
 
 
 def read_image(path: str | os.PathLike) -> Any:
-    """Opens and decodes one picture; of an animation the first frame.
+    """Opens and decodes one image, or the first frame of an animation.
 
-    It is not turned as its EXIF says: nor is it anywhere else in this package.
+    EXIF orientation is ignored, as everywhere in the package.
 
     Args:
-        path: A file in one of `IMAGE_FORMATS`, of no more pixels than Pillow takes for harmless.
+        path: A file in one of `IMAGE_FORMATS`, with no more pixels than Pillow decodes by default.
 
     Returns:
-        A `PIL.Image.Image`, whole in memory. What cannot be read raises `ImageFileError`.
+        A `PIL.Image.Image`, loaded into memory.
+
+    Raises:
+        ImageFileError: The file cannot be read.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -77,7 +80,7 @@ def read_image(path: str | os.PathLike) -> Any:
         if not Path(path).stat().st_size:
             raise ImageFileError(path, "the file is empty")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata, which is not used
+            warnings.simplefilter("ignore")  # about metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=list(IMAGE_FORMATS)) as image:
                 image.load()
@@ -85,34 +88,34 @@ def read_image(path: str | os.PathLike) -> Any:
         most = f"{Image.MAX_IMAGE_PIXELS:,}"
         raise ImageFileError(path, f"it has too many pixels; at most {most} are decoded") from None
     except UnidentifiedImageError:
-        raise ImageFileError(path, f"it is not a picture that can be read ({kinds})") from None
+        raise ImageFileError(path, f"it is not an image that can be read ({kinds})") from None
     except ImageFileError:
         raise
     except OSError as error:
         if error.errno is None:  # from Pillow, not from the system
             raise _damaged(path, error) from error
         raise ImageFileError(path, f"it cannot be read: {error.strerror}") from error
-    except Exception as error:  # whatever a decoder makes of a damaged file
+    except Exception as error:  # decoders raise anything on a damaged file
         raise _damaged(path, error) from error
-    if image.mode in ("I", "F"):  # nobody knows which of their values is white
+    if image.mode in ("I", "F"):  # the value of white is unknown
         raise ImageFileError(path, f"its pixels are 32-bit numbers (mode {image.mode!r})")
     return image
 
 
 def read_pixels(path: str | os.PathLike, config: Any) -> Any:
-    """A file as uint8 pixels `(H, W, C)` of a model's size, resized and cropped as it says."""
+    """Reads a file as uint8 pixels `(H, W, C)`, resized and cropped as the config says."""
     from keras_vit.preprocessing import preprocess
 
-    picture = read_image(path)
+    image = read_image(path)
     try:
-        whole = preprocess(picture, config.replace(pixel_mean=0.0, pixel_std=1 / 255))
-    except ValueError as error:  # so narrow that it would be huge once it is resized
+        pixels = preprocess(image, config.replace(pixel_mean=0.0, pixel_std=1 / 255))
+    except ValueError as error:  # so narrow that it would be huge after resizing
         raise ImageFileError(path, str(error)) from error
-    return whole[0].round().astype("uint8")
+    return pixels[0].round().astype("uint8")
 
 
 def sample_images(folder: str | os.PathLike, config: Any, count: int = 200) -> Any:
-    """Up to `count` images of a folder as uint8 pixels `(B, H, W, C)`, evenly chosen."""
+    """Reads up to `count` evenly spaced images of a folder as uint8 pixels `(B, H, W, C)`."""
     import numpy as np
 
     files = _files(folder)
@@ -123,17 +126,17 @@ def sample_images(folder: str | os.PathLike, config: Any, count: int = 200) -> A
 def labeled_images(
     folder: str | os.PathLike, config: Any, labels: Sequence[str] | None = None, at_a_time: int = 64
 ) -> Iterator[tuple[Any, Any]]:
-    """The images in the subfolders of a folder, each subfolder named after a class.
+    """Reads the images in the subfolders of a folder, each named after a class.
 
     Args:
         folder: The folder.
-        config: The `ViTConfig` whose size the images get.
-        labels: Names of the classes; default to the model's, or their numbers.
-        at_a_time: Images in a batch.
+        config: The model's `ViTConfig`.
+        labels: Class names; defaults to the config's, or the class numbers.
+        at_a_time: Batch size.
 
-    Yields:
-        Batches of uint8 pixels `(B, H, W, C)` and the numbers `(B,)` of their classes. The names of
-        all files are checked before the first.
+    Returns:
+        An iterator over batches of uint8 pixels `(B, H, W, C)` and class numbers `(B,)`. All
+        subfolder names are checked before it is returned.
     """
     import numpy as np
 
@@ -169,7 +172,7 @@ def labeled_images(
 
 
 def _files(folder: str | os.PathLike) -> list[str]:
-    """The image files of a folder, at least one."""
+    """The image files of a folder; raises if there is none."""
     found = list(find_images([os.fspath(folder)]))
     for item in found:
         if item.problem:
@@ -195,4 +198,4 @@ def _in_folder(folder: str) -> Iterator[FoundImage]:
     for error in problems:
         yield FoundImage(str(error.filename), f"it cannot be read: {error.strerror}")
     if none and not problems:
-        yield FoundImage(folder, f"no picture is in this folder ({', '.join(endings)})")
+        yield FoundImage(folder, f"no image is in this folder ({', '.join(endings)})")

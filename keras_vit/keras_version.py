@@ -1,7 +1,6 @@
-"""The versions of Keras that keras_vit works with, checked when it is imported.
+"""The supported versions of Keras, checked at import.
 
-keras_vit relies on behavior of Keras that its documentation does not promise, and on corrections
-that older versions lack.
+keras_vit relies on undocumented behavior of Keras, and on bug fixes that older versions lack.
 """
 
 import logging
@@ -11,12 +10,12 @@ import keras
 
 OLDEST = (3, 15, 1)
 NEWEST = (3, 15)
-"""The newest minor version that the tests were run with."""
+"""The newest minor version that the tests run with."""
 
 log = logging.getLogger("keras_vit")
 
 
-def check(version: str) -> None:
+def check_version(version: str) -> None:
     """Raises for a version that is too old or too new, and logs a warning for an untested one."""
     found = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     oldest, newest = (".".join(map(str, numbers)) for numbers in (OLDEST, NEWEST))
@@ -27,7 +26,7 @@ def check(version: str) -> None:
             f"{version}. Install another one: pip install '{supported}'"
         )
     if found[:2] > NEWEST:
-        log.warning("keras %s is newer than %s, which keras_vit was tested with", version, newest)
+        log.warning("keras %s is newer than %s, the newest tested version", version, newest)
 
 
-check(keras.__version__)
+check_version(keras.__version__)

@@ -1,4 +1,4 @@
-"""The Vision Transformer: Eq. 1 to 4 wired together, pooling and a head."""
+"""The Vision Transformer: Eq. 1 to 4, and a head."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ class ViT(keras.Model):
         config: A `ViTConfig`, or its fields as a dict.
         name: Name of the model.
         dtype: dtype policy of every layer; None means Keras' global one. Logits are in float32.
-        trainable: Whether the weights are trainable, as if set on the model afterwards.
+        trainable: Whether the weights are trainable.
 
     Call arguments:
-        images: `(B, H, W, C)` as the pixel contract says (see `keras_vit.preprocessing`).
+        images: `(B, H, W, C)`, preprocessed by `keras_vit.preprocessing`.
 
     Returns:
-        Logits `(B, K)`; with `num_classes=0` features `(B, D)`; with `pooling=None` the same for
-        each token, `(B, T, ...)`.
+        Logits `(B, K)`, or features `(B, D)` with `num_classes=0`. With `pooling=None`, one of
+        these per token: `(B, T, ...)`.
 
     Reference:
         arXiv 2010.11929.
@@ -72,7 +72,7 @@ class ViT(keras.Model):
         z = _encode(z, config, policy)  # Eq. 2 and 3
         y = _pool(z, config, policy)  # Eq. 4
         super().__init__(inputs=images, outputs=_head(y, config, policy), name=name)
-        self.trainable = trainable  # Keras' constructor would not hand it on to the layers
+        self.trainable = trainable  # Keras' constructor does not pass it on to the layers
         self.config = config
         self.dtype_policy = policy
 
@@ -90,16 +90,17 @@ class ViT(keras.Model):
         blocks: int | Sequence[int] | None = None,
         grid: bool = False,
     ) -> keras.Model:
-        """A model with these very weights that ends before the head, to stack any other on.
+        """A model without the head that shares these weights, to build other heads on.
 
         Args:
-            output: "pre_logits", what the head reads, or "tokens", the whole last sequence.
-            blocks: One block or several, counted from 0 or from the end with negatives: their
-                outputs, before the last LayerNorm, instead of `output`.
-            grid: Tokens as `(B, rows, columns, D)`, patches only, instead of `(B, T, D)`.
+            output: "pre_logits", the input of the head, or "tokens", the last sequence.
+            blocks: Index or indices of blocks whose outputs to return instead of `output`, before
+                the last LayerNorm. Negative indices count from the end.
+            grid: Whether to return the patch tokens as `(B, rows, columns, D)` instead of all
+                tokens as `(B, T, D)`.
 
         Returns:
-            A `keras.Model` from images to one array, or to a list where `blocks` is a sequence.
+            A `keras.Model` with one output, or a list of outputs if `blocks` is a sequence.
 
         Example:
 
@@ -113,8 +114,8 @@ class ViT(keras.Model):
             )
         if grid and output == "pre_logits" and blocks is None:
             raise ValueError(
-                "grid must be False for output='pre_logits', which has no places; ask for "
-                f"output='tokens' or for blocks. Received: grid={grid!r}"
+                "grid must be False for output='pre_logits', which has no grid; pass "
+                f"output='tokens' or blocks. Received: grid={grid!r}"
             )
         depth = self.config.depth
         wanted = [blocks] if isinstance(blocks, int) else blocks
@@ -145,16 +146,16 @@ class ViT(keras.Model):
     def resized(
         self, image_size: int | tuple[int, int], *, interpolation: str | None = None
     ) -> "ViT":
-        """The same model for another resolution, its position table resampled.
+        """A copy of the model for another resolution, with a resampled position table.
 
-        The result is a new model with copies of the weights; compile it before training.
+        The copy is not compiled.
 
         Args:
             image_size: An int or (height, width), multiples of the patch size.
             interpolation: A name in `keras_vit.resample.PRESETS`; None means the config's.
 
         Returns:
-            A `ViT`; all `trainable` flags are kept.
+            A `ViT` with the same `trainable` flags.
 
         Example:
 
@@ -166,9 +167,9 @@ class ViT(keras.Model):
         for layer in self._flatten_layers():
             if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
                 raise ValueError(
-                    "resized must be called on a model without LoRA and quantisation: save it and "
-                    "load it again to merge LoRA, and quantise after resizing. "
-                    f"Received: a changed layer {layer.path!r}"
+                    "resized must be called on a model without LoRA and quantization: save it and "
+                    "load it again to merge LoRA, and quantize after resizing. "
+                    f"Received: layer {layer.path!r}"
                 )
         with deferred() as weights:
             model = ViT(config, name=self.name, dtype=self.dtype_policy, trainable=self.trainable)
@@ -182,14 +183,15 @@ class ViT(keras.Model):
         return model
 
     def enable_lora(self, rank: int, targets: Sequence[str] = ("query", "value")) -> None:
-        """Adds LoRA (arXiv 2106.09685) to every block; it, the biases beside it and the head train.
+        """Adds LoRA (arXiv 2106.09685) to every block, and freezes the other layers.
 
-        A saved file has the adapters added to the kernels, which stay frozen. Call this again on
-        the loaded model to train new adapters; the optimizer's state belongs to the old ones.
+        The adapters, the biases of their layers and the head remain trainable. Saving merges the
+        adapters into the kernels, which stay frozen. Call this again on the loaded model to train
+        new adapters, with a new optimizer.
 
         Args:
             rank: Rank of the update.
-            targets: Which projections: any of "query", "key", "value", "attention_output", "mlp".
+            targets: The projections: any of "query", "key", "value", "attention_output", "mlp".
         """
         unknown = [t for t in targets if t not in LORA_TARGETS]
         if unknown or not targets:
@@ -220,7 +222,7 @@ class ViT(keras.Model):
     def get_config(self) -> dict[str, Any]:
         policy = self.dtype_policy
         if not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-            # A quantised layer has a policy of its own, which the file must bring back.
+            # A quantized layer has its own policy, which must be saved too.
             policies = keras.dtype_policies.DTypePolicyMap(default_policy=policy.name)
             for layer in self._flatten_layers():
                 if getattr(layer, "quantization_mode", None) is not None:
@@ -246,11 +248,25 @@ class ViT(keras.Model):
         return model
 
 
+def head_logits(model: ViT, features: Any) -> Any:
+    """Applies the head to what it reads, without the `classifier_activation`."""
+    head, activation = model.get_layer("head"), model.config.classifier_activation
+    if activation in (None, "linear"):
+        return head(features)
+    if head.quantization_mode is not None:
+        raise ValueError(
+            "classifier_activation must be None for the logits of a quantized model. "
+            f"Received: classifier_activation={activation!r}"
+        )
+    kernel = keras.ops.convert_to_tensor(head.kernel)
+    return keras.ops.matmul(keras.ops.cast(features, kernel.dtype), kernel) + head.bias
+
+
 @functools.lru_cache(maxsize=16)
 def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Path and shape of every weight of `ViT(config)`, in the model's order.
 
-    The model is built without values, and with one block, whose weights every block has.
+    They are read from a model with one block and without values: all blocks are alike.
 
     Example:
 
@@ -272,7 +288,7 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _embed(images, config: ViTConfig, policy):
-    """Eq. 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, and the register tokens."""
+    """Eq. 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, and register tokens."""
     z = layers.Patches(
         config.width,
         config.patch_size,
@@ -298,7 +314,7 @@ def _embed(images, config: ViTConfig, policy):
         z = layers.ClassToken(
             num_tokens=config.num_registers,
             index=int(config.class_token),
-            # Equal registers would stay equal for ever.
+            # Equal registers would stay equal in training.
             initializer=keras.initializers.RandomNormal(stddev=1e-6),
             dtype=policy,
             name="registers",
@@ -316,7 +332,7 @@ def _embed(images, config: ViTConfig, policy):
 
 
 def _encode(z, config: ViTConfig, policy):
-    """Eq. 2 and 3, once a block; stochastic depth rises linearly from the first to the last."""
+    """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly."""
     rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
     for i, drop_path in enumerate(rates):
         z = layers.EncoderBlock(
@@ -340,7 +356,7 @@ def _encode(z, config: ViTConfig, policy):
 
 
 def _pool(z, config: ViTConfig, policy):
-    """Eq. 4: y = LN(z_L^0), or LN and a mean of tokens in either order."""
+    """Eq. 4: y = LN(z_L^0), or LN and a mean over tokens, in either order."""
     norm = layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
     y = norm(z) if config.final_norm == "before_pooling" else z  # (B, T, D)
     if config.pooling is not None:
@@ -354,7 +370,7 @@ def _pool(z, config: ViTConfig, policy):
 
 
 def _head(y, config: ViTConfig, policy):
-    """The representation and its logits, Section 3.1; logits are in at least float32."""
+    """Section 3.1: the optional representation layer, and the logits in at least float32."""
     if config.representation_size is not None:
         y = keras.layers.Dense(
             config.representation_size, activation="tanh", dtype=policy, name="pre_logits"
@@ -378,7 +394,7 @@ def _head(y, config: ViTConfig, policy):
 
 
 def _resample(path: str, value, old: ViTConfig, new: ViTConfig):
-    """One variable of the position embedding for another grid."""
+    """Resamples one variable of the position embedding."""
     name = path.rsplit("/", 1)[-1]
     preset = new.interpolation
     if name == "table":

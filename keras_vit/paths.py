@@ -1,4 +1,4 @@
-"""Paths that a caller passes: what is one, where one can be written, and the errors."""
+"""Checks of the paths that a caller passes."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def is_path(value: Any) -> bool:
-    """Whether `value` is a string or an `os.PathLike` of one, and not empty."""
+    """Whether `value` is a non-empty `str`, or an `os.PathLike` of one."""
     if not isinstance(value, str | os.PathLike):
         return False
     text = os.fspath(value)
@@ -14,12 +14,7 @@ def is_path(value: Any) -> bool:
 
 
 def as_path(name: str, value: Any) -> Path:
-    """`value` as a path, or a `ValueError` that names the argument.
-
-    Args:
-        name: The argument.
-        value: What was passed for it.
-    """
+    """Converts the argument `name` to a path; raises `ValueError` if it is not one."""
     if not is_path(value):
         raise ValueError(
             f"{name} must be a path: a str or an os.PathLike. Received: {name}={value!r}"
@@ -28,12 +23,7 @@ def as_path(name: str, value: Any) -> Path:
 
 
 def check_above(name: str, path: str | os.PathLike) -> None:
-    """Raises `ValueError` where a path to write leads through a file.
-
-    Args:
-        name: The argument.
-        path: The path.
-    """
+    """Raises `ValueError` if a parent folder of the argument `name` is a file."""
     above = next(folder for folder in Path(os.path.abspath(path)).parents if folder.exists())
     if not above.is_dir():
         raise ValueError(

@@ -1,8 +1,8 @@
-"""From pictures to what a model was trained on, as its config's pixel contract says.
+"""From images of any size to a model's input, as its config says.
 
-Two ways to the same pixels: `preprocess` on NumPy arrays and PIL images, and `Preprocessing`, a
-Keras layer for models and for tf.data on any backend. Both resize (with antialiasing), cut out the
-centre and compute `(pixel / 255 - mean) / std`. `check_normalized` is for what takes the result.
+`preprocess` takes NumPy arrays and PIL images; `Preprocessing` is a Keras layer, for models and for
+tf.data on any backend. Both resize with antialiasing, crop the center and compute
+`(pixel / 255 - mean) / std`. `check_normalized` checks such input.
 """
 
 import inspect
@@ -17,25 +17,25 @@ from keras_vit.config import ViTConfig
 
 MODES = {1: "L", 3: "RGB"}
 MAX_PIXELS = 1 << 25
-"""Of one picture while it is resized: a 24-megapixel camera's fit."""
+"""Most pixels of one image while it is resized: enough for a 24-megapixel camera."""
 NOISE = 6.0
-"""Standard normal noise stays below: one value in a billion does not."""
+"""Bound of standard normal noise; one value in a billion exceeds it."""
 FAR = 10.0
-"""Where no value is negative, one that is so many times the model's largest is not normalized."""
+"""Nonnegative values that exceed the model's largest by this factor are not normalized."""
 MAKE = "Make them with keras_vit.preprocessing.preprocess(images, model.config)"
 MAKE_OR_UINT8 = f"{MAKE}, or pass uint8 pixels of the model's size."
-"""What to do, where uint8 pixels are taken too."""
-KERAS_METHODS = {"lanczos": "lanczos3"}  # PIL's kernel by Keras' name; torch has none
+KERAS_METHODS = {"lanczos": "lanczos3"}  # Keras' name for PIL's kernel; torch has none
 
 
 def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.ndarray:
-    """Turns pictures into a batch for a model.
+    """Converts images to a batch for a model.
 
     Args:
-        images: One picture or a sequence of them, of any size: PIL images, or arrays `(H, W)`,
+        images: One image or a sequence of them, of any size: PIL images, or arrays `(H, W)`,
             `(H, W, C)` or `(B, H, W, C)` with pixels from 0 to 255, integers or floats.
-        config: The model's config; `image_size`, `in_channels` and the pixel contract count.
-        rescale: False for floats that are normalised already, which are then only resized and cut.
+        config: The model's config.
+        rescale: Whether to normalize. Pass False for normalized floats, which are then only resized
+            and cropped.
 
     Returns:
         float32 array `(B, height, width, in_channels)`.
@@ -50,11 +50,11 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     arrays = [_pixels(image, config) for image in _as_list(images)]
     _check_range(arrays, config, rescale)
     batch = np.stack([_resize(array, config) for array in arrays])
-    return normalised(batch, config) if rescale else batch
+    return normalize(batch, config) if rescale else batch
 
 
-def normalised(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
-    """Pixels from 0 to 255 of the model's size, in float32 as the model takes them."""
+def normalize(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
+    """Normalizes pixels from 0 to 255, of the model's size, to float32."""
     mean, std = (np.asarray(v, "float32") for v in (config.pixel_mean, config.pixel_std))
     return (pixels.astype("float32", copy=False) / np.float32(255) - mean) / std
 
@@ -66,26 +66,26 @@ def check_normalized(
     *,
     advice: str = MAKE_OR_UINT8,
 ) -> None:
-    """Checks that values can be the normalized pixels a model takes: the one rule of the package.
+    """Checks that values look normalized for a model. The whole package applies this rule.
 
-    A model takes values from `(0 - mean) / std` to `(1 - mean) / std`, with the config's
-    `pixel_mean` and `pixel_std`. Augmented pixels and standard normal noise pass as well. The check
-    costs a minimum and a maximum. Floats from 0 to 1 pass for a model that takes -1 to 1: they may
-    be bright pictures.
+    A model expects values from `(0 - mean) / std` to `(1 - mean) / std`, with the config's
+    `pixel_mean` and `pixel_std`. Augmented pixels and standard normal noise pass as well. Only the
+    minimum and the maximum are computed. Floats from 0 to 1 pass for a model that expects -1 to 1,
+    because they may be bright images.
 
     Args:
-        images: An array of any shape, or arrays. An empty one passes.
+        images: An array of any shape, or several. An empty one passes.
         config: The model's config.
-        name: Of the argument, for messages.
+        name: Name of the argument, for messages.
         advice: What to do, for messages.
 
     Raises:
         ValueError: A value is not finite; or none is negative and the largest is more than ten
-            times what normalization can yield, as it is for floats from 0 to 255.
+            times the largest normalized value, as for floats from 0 to 255.
 
     Warns:
-        UserWarning: Values are so far from what the model takes that they look like pixels that
-            were not normalized, or were normalized for another model.
+        UserWarning: Values are so far out of range that they seem not to be normalized, or to be
+            normalized for another model.
 
     Example:
 
@@ -99,43 +99,36 @@ def check_normalized(
     scaled_only = low >= 0 and 0 < high <= 1 and top > FAR  # by 255, for a model of 0 to 255
     if within and not scaled_only:
         return
-    takes = f"hold pixels normalized for the model, in [{bottom:.3g}, {top:.3g}]"
+    rule = f"hold pixels normalized for the model, in [{bottom:.3g}, {top:.3g}]"
     received = f"values in [{low:.3g}, {high:.3g}]"
     if low >= 0 and high > FAR * max(top, -bottom, 1.0):
         raise ValueError(
-            f"{name} must {takes}. Received: {received}, which are not normalized. {advice} (A "
+            f"{name} must {rule}. Received: {received}, which are not normalized. {advice} (A "
             "model that was trained on pixels from 0 to 255 needs pixel_mean=0.0 and "
             "pixel_std=1/255 in its config.)"
         )
     warnings.warn(
-        f"{name} should {takes}. Received: {received}, which look as if they were not normalized "
-        f"for it. {advice}",
+        f"{name} should {rule}. Received: {received}, which seem not to be normalized for the "
+        f"model. {advice}",
         stacklevel=_outside(),
     )
 
 
 def model_input(images: np.ndarray, config: ViTConfig, name: str = "images") -> np.ndarray:
-    """Images of the model's size in float32 as it takes them.
-
-    Args:
-        images: uint8 pixels, which are normalized; or floats that are, which are checked.
-        config: The model's config.
-        name: Of the argument, for messages.
-    """
+    """Normalizes uint8 images of the model's size; checks floats and returns them as float32."""
     if images.dtype == np.uint8:
-        return normalised(images, config)
+        return normalize(images, config)
     check_normalized(images, config, name)
     return images.astype("float32", copy=False)
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Preprocessing(keras.layers.Rescaling):
-    """The same as a Keras layer: in front of a model, or in `tf.data` on any backend.
+    """`preprocess` as a Keras layer, for use before a model or in `tf.data` on any backend.
 
-    It computes what `preprocess` does for whole pixel values, but for two things that PIL does
-    after the first axis: it rounds, and with bicubic and lanczos it cuts off what leaves 0 to 255.
-    So single pixel values differ by 1, and at hard edges that are enlarged with bicubic or lanczos
-    by some tens. With nearest, a place between two pixels may show the other one.
+    Results differ from `preprocess` in single pixel values, because PIL rounds and clips after each
+    axis and this layer only at the end: by 1, and by tens at hard edges that bicubic or lanczos
+    enlarges. With nearest, a point between two pixels may take the other one.
 
     Args:
         config: The model's `ViTConfig`, or its fields as a dict.
@@ -178,7 +171,7 @@ class Preprocessing(keras.layers.Rescaling):
         )
         (target_h, target_w), (top, left) = self.config.image_size, corner(size, self.config)
         images = images[..., top : top + target_h, left : left + target_w, :]
-        # A picture has whole values, and PIL's bicubic never leaves their range.
+        # As PIL does, whose results are uint8.
         images = backend.numpy.clip(backend.numpy.round(images), 0, 255)
         images = backend.numpy.reshape(
             images, (*(-1,) * (len(images.shape) - 3), target_h, target_w, images.shape[-1])
@@ -199,7 +192,7 @@ class Preprocessing(keras.layers.Rescaling):
 
 
 def covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
-    """The size a picture is resized to before its centre is cut out; ints, or tensors of them."""
+    """The size an image is resized to before its center is cropped; ints, or scalar tensors."""
     if config.crop_fraction is None:
         return config.image_size
     target_h, target_w = (int(size / config.crop_fraction) for size in config.image_size)
@@ -211,13 +204,13 @@ def covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
 
 
 def most_pixels(height: int, width: int, config: ViTConfig) -> int:
-    """The most pixels that a picture has before, while and after it is resized."""
+    """The most pixels that an image has before, during and after resizing."""
     covered = covering(height, width, config)
     return max(height, covered[0]) * max(width, covered[1])
 
 
 def corner(size, config: ViTConfig):
-    """Top and left of the centre, halves rounded to even as Python and torchvision do."""
+    """Top and left of the center crop, with halves rounded to even as in torchvision."""
     spare = [covered - wanted for covered, wanted in zip(size, config.image_size, strict=True)]
     return [n // 2 + (n % 2) * (n // 2 % 2) for n in spare]
 
@@ -232,12 +225,12 @@ def _as_list(images: Any) -> list:
         return list(images) if images.ndim == 4 else [images]
     items = list(images) if isinstance(images, Sequence) else [images]
     if not items:
-        raise ValueError(f"images must hold at least one picture. Received: images={images!r}")
+        raise ValueError(f"images must hold at least one image. Received: images={images!r}")
     return items
 
 
 def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
-    """One picture as an array (H, W, C) with the channels of the model."""
+    """One image as an array (H, W, C) with the model's channels."""
     channels = config.in_channels
     if hasattr(image, "convert") and hasattr(image, "getbands"):  # a PIL image
         if channels not in MODES:
@@ -245,7 +238,7 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
                 f"images must be arrays for in_channels={channels}; a PIL image has 1 or 3. "
                 f"Received: a PIL image of mode {image.mode!r}"
             )
-        if image.mode.startswith("I;16"):  # PIL would make 255 of all that is more
+        if image.mode.startswith("I;16"):  # PIL would clip values above 255
             array = (np.asarray(image) >> 8).astype("uint8")
         else:
             array = np.asarray(image.convert(MODES[channels]))
@@ -258,13 +251,13 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or 0 in array.shape:
-        raise ValueError(f"images must be (H, W, C). Received: a picture of shape {array.shape}")
+        raise ValueError(f"images must be (H, W, C). Received: an image of shape {array.shape}")
     if array.shape[-1] == 1 and channels == 3:
         array = np.repeat(array, 3, axis=-1)
     if array.shape[-1] != channels:
         raise ValueError(
             f"images must have in_channels={channels} on the last axis. "
-            f"Received: a picture of shape {array.shape}"
+            f"Received: an image of shape {array.shape}"
         )
     return array
 
@@ -281,14 +274,14 @@ def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> 
         )
     if 0 < high <= 1 and all(a.dtype.kind == "f" for a in arrays):
         warnings.warn(
-            f"These images look scaled already (values in [{low:.3g}, {high:.3g}]), and will "
-            "be divided by 255 once more. Pass pixels from 0 to 255, or rescale=False.",
+            f"images seem to be scaled already (values in [{low:.3g}, {high:.3g}]), and are "
+            "divided by 255 again. Pass pixels from 0 to 255, or rescale=False.",
             stacklevel=_outside(),
         )
 
 
 def _range(arrays: Sequence[np.ndarray], name: str) -> tuple[float, float]:
-    """The smallest and the largest value; 0 and 0 of no arrays."""
+    """The smallest and the largest value; zeros if there are no arrays."""
     low = min((float(array.min()) for array in arrays), default=0.0)
     high = max((float(array.max()) for array in arrays), default=0.0)
     if not np.isfinite([low, high]).all():
@@ -297,9 +290,9 @@ def _range(arrays: Sequence[np.ndarray], name: str) -> tuple[float, float]:
 
 
 def _outside() -> int:
-    """The `stacklevel`, for this function's caller, of the code that called this package.
+    """The `stacklevel` of the line outside this package, as seen by this function's caller.
 
-    A warning names that line, and is shown once where several functions here check the same images.
+    Warnings then name that line, and appear once if several functions check the same images.
     """
     level, frame = 0, inspect.currentframe()
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] == "keras_vit":
@@ -312,11 +305,11 @@ def _resize(array: np.ndarray, config: ViTConfig) -> np.ndarray:
     height, width = array.shape[:2]
     size = covering(height, width, config)
     most = most_pixels(height, width, config)
-    # A large picture is in memory already. A narrow one is not, once its short side is enlarged.
+    # A large image is in memory already. A narrow one gets huge when its short side is enlarged.
     if most > max(MAX_PIXELS, height * width):
         raise ValueError(
-            f"images must have at most {MAX_PIXELS} pixels while they are resized. Received: a "
-            f"picture of {height} x {width} pixels, which becomes {size[0]} x {size[1]}: {most}"
+            f"images must have at most {MAX_PIXELS} pixels while they are resized. Received: an "
+            f"image of {height} x {width} pixels, which becomes {size[0]} x {size[1]}: {most}"
         )
     array = _pil_resize(array, size[0], size[1], config.resize_method)
     (height, width), (top, left) = config.image_size, corner(size, config)

@@ -1,8 +1,8 @@
-"""Position tables from one grid to another, by the rule of the code that trained them.
+"""Resampling of position tables to another grid, by the rule of the code that trained them.
 
-Every library resizes a learned position table in its own way, and `keras.ops.image.resize` is not
-the same on every backend. So it is done once, in NumPy: each rule is a small matrix for the rows
-and one for the columns, and each source's rule has a name in `PRESETS`.
+Each library resizes learned position tables in its own way, and `keras.ops.image.resize` differs
+between backends. So the rules are implemented in NumPy, as one small matrix for the rows and one
+for the columns. Each library's rule has a name in `PRESETS`.
 """
 
 import math
@@ -19,7 +19,7 @@ _CHOICES = {
 }
 
 
-# Above its users, because the presets are checked as they are made.
+# Defined first, because the presets are checked when they are created.
 def _require(met: bool, name: str, rule: str, value: object, attribute: str = "") -> None:
     if not met:
         received = f"{name}.{attribute}" if attribute else name
@@ -28,17 +28,17 @@ def _require(met: bool, name: str, rule: str, value: object, attribute: str = ""
 
 @dataclass(frozen=True)
 class Interpolation:
-    """One rule for resizing: everything that makes two libraries differ.
+    """A rule for resizing.
 
     Args:
-        kernel: The weight of a neighbour by its distance: the triangle of radius 1, or Keys' cubic
+        kernel: The weight of a neighbor by its distance: the triangle of radius 1, or Keys' cubic
             of radius 2.
-        coordinates: What the two grids share: the outer edges of their cells (`"half_pixel"`) or
-            the centres of their corner cells (`"align_corners"`).
-        antialias: Whether the kernel is widened when the grid shrinks, so that no row is skipped.
+        coordinates: What both grids share: the outer edges of their cells (`"half_pixel"`) or the
+            centers of their corner cells (`"align_corners"`).
+        antialias: Whether to widen the kernel when the grid shrinks, so that no row is skipped.
         cubic_a: The slope of the cubic at distance 1. Used by `"bicubic"` only.
-        border: Neighbours outside the grid repeat the edge (`"clamp"`), or are left out and the
-            rest made to sum to one (`"renormalize"`).
+        border: Whether neighbors outside the grid repeat the edge (`"clamp"`) or are left out, with
+            the other weights scaled to sum to one (`"renormalize"`).
         size_offset: Added to the new size when the step between samples is computed.
     """
 
@@ -55,10 +55,10 @@ class Interpolation:
             _require(value in choices, name, f"be one of {choices}", value)
         _require(isinstance(self.antialias, bool), "antialias", "be a bool", self.antialias)
         _require(-1 <= self.cubic_a <= 0, "cubic_a", "be between -1 and 0", self.cubic_a)
-        # From 1 on, there would be room for another row.
+        # With 1 or more, another row would fit.
         fits = 0 <= self.size_offset < 1
         _require(fits, "size_offset", "be at least 0 and less than 1", self.size_offset)
-        # No source combines these with aligned corners, so there are no numbers to agree with.
+        # No library combines these with aligned corners, so there is nothing to compare with.
         if self.coordinates == "align_corners":
             rule = "be {} when coordinates='align_corners'"
             _require(not self.antialias, "antialias", rule.format(False), self.antialias)
@@ -92,11 +92,11 @@ PRESETS: dict[str, Interpolation] = {
 
 
 def matrix(old: int, new: int, interpolation: str | Interpolation) -> NDArray[np.float64]:
-    """The weights that take `old` samples on a line to `new`.
+    """The weights that resample a line of `old` samples to `new` samples.
 
     Args:
-        old: The number of samples there are.
-        new: The number of samples wanted.
+        old: The number of samples.
+        new: The new number of samples.
         interpolation: A name in `PRESETS`, or an `Interpolation`.
 
     Returns:
@@ -106,16 +106,16 @@ def matrix(old: int, new: int, interpolation: str | Interpolation) -> NDArray[np
     _require(_is_size(old), "old", "be a positive integer", old)
     _require(_is_size(new), "new", "be a positive integer", new)
     if rule.coordinates == "align_corners":
-        # Deviation: scipy's zoom leaves the last row zero where i * step rounds to beyond old - 1
-        # (16 -> 30 and 24 -> 42 are two such pairs); here it stays the table's last row.
-        step = (old - 1) / max(new - 1, 1)  # a single sample is taken at the first corner
+        # Deviation: scipy's zoom returns zeros for the last row if i * step rounds to more than
+        # old - 1 (as for 16 -> 30 and 24 -> 42); here it is the table's last row.
+        step = (old - 1) / max(new - 1, 1)  # a single sample lies at the first corner
         centers = np.arange(new) * step  # (new,)
     else:
         step = old / (new + rule.size_offset)
         centers = (np.arange(new) + 0.5) * step - 0.5  # (new,)
     stretch = max(step, 1.0) if rule.antialias else 1.0
     reach = math.ceil(stretch * (1 if rule.kernel == "bilinear" else 2))
-    taps = np.arange(-reach, old + reach)  # the grid and what the kernel sees beyond it
+    taps = np.arange(-reach, old + reach)  # the samples, and the kernel's reach beyond them
     distances = np.abs(centers[:, None] - taps) / stretch  # (new, old + 2 * reach)
     if rule.kernel == "bilinear":
         weights = np.maximum(1.0 - distances, 0.0)
@@ -135,18 +135,18 @@ def resample_grid(
     interpolation: str | Interpolation = "google",
     prefix: int = 0,
 ) -> NDArray[Any]:
-    """A position table for another grid, computed in float64.
+    """Resamples a position table to another grid, in float64.
 
     Args:
         table: An array of shape `(..., prefix + old_height * old_width, D)`, row by row.
         old_grid: `(height, width)` of the table, in patches.
-        new_grid: `(height, width)` wanted.
+        new_grid: The new `(height, width)`.
         interpolation: A name in `PRESETS`, or an `Interpolation`.
-        prefix: How many leading rows (class token, registers) are kept as they are.
+        prefix: Number of leading rows (class token, registers) to keep unchanged.
 
     Returns:
         A new array of shape `(..., prefix + new_height * new_width, D)` in the table's dtype. For
-        the same grid it is the table bit for bit, as in every source.
+        the same grid it equals the table bit for bit, as in every library.
 
     Example:
     >>> resample_grid(np.zeros((1, 1 + 7 * 7, 768)), (7, 7), (12, 20), "timm", prefix=1).shape
@@ -157,7 +157,7 @@ def resample_grid(
     old_h, old_w = _check_grid("old_grid", old_grid)
     new_h, new_w = _check_grid("new_grid", new_grid)
     _require(_is_size(prefix, least=0), "prefix", "be an integer of at least 0", prefix)
-    # Whole numbers would be rounded without a word on the way back.
+    # Integers would be rounded silently.
     _require(table.dtype.kind not in "biuc", "table", "hold real floats", table.dtype, "dtype")
     rows = prefix + old_h * old_w
     held = table.shape[-2] if table.ndim >= 2 else None

@@ -1,7 +1,7 @@
-"""The published plain sizes: a table of them, and one short factory each.
+"""The published sizes of the plain ViT: a table, and a factory for each.
 
-All factories take the same arguments: `num_classes`, by default 1000, or the checkpoint's own;
-`weights`, a name in `keras-vit models` with or without the variant in front, or anything else that
+All factories take the same arguments: `num_classes`, which defaults to the checkpoint's, or 1000;
+`weights`, a name in `keras-vit models` with or without the variant, or anything else that
 `keras_vit.from_pretrained` takes; fields of `ViTConfig`; and `name`, `dtype` and `trainable`.
 """
 
@@ -14,7 +14,7 @@ from keras_vit.model import ViT
 
 
 class Size(NamedTuple):
-    """A published size and where it was published."""
+    """A published size and its source."""
 
     patch_size: int
     width: int
@@ -52,7 +52,7 @@ SIZES = {
 
 
 def list_variants() -> list[str]:
-    """Names of the published sizes; each is a function of `keras_vit`.
+    """Names of the published sizes; each is a function in `keras_vit`.
 
     Example:
 
@@ -143,7 +143,7 @@ def vit_gigantic14(num_classes: int | None = None, weights: Any = None, **fields
 def vit_so400m14(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
     """The trunk of SigLIP's So400m/14, 412 M parameters without a head.
 
-    It has no class token, so tokens are averaged here where SigLIP has an attention-pooling head.
+    It has no class token. Tokens are averaged, where SigLIP has an attention-pooling head.
     `fields` are those of `ViTConfig`, and `name` and `dtype`.
     """
     trunk = {"class_token": False, "pooling": "mean", "gelu": "tanh"}

@@ -32,9 +32,9 @@ def info(
     """
     check_source("source", source)
     load_library()
-    from keras_vit import runs
+    from keras_vit.train.run import run_status
 
-    if runs.is_run(source):
+    if run_status.is_run(source):
         _show_run(Path(source), as_json)
         return
     from keras_vit.weights.fetch import fetch_weights, known
@@ -48,10 +48,10 @@ def info(
 
 
 def _show_run(folder: Path, as_json: bool) -> None:
-    from keras_vit import runs
+    from keras_vit.train.run import run_status
 
-    run, facts = runs.read(folder), []
-    path = folder / runs.MODEL
+    run, facts = run_status.read_run(folder), []
+    path = folder / run_status.MODEL
     run["model"] = None
     if path.is_file():
         try:
@@ -121,7 +121,7 @@ def checkpoint_facts(
 
 
 def run_facts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is printed of the run that `runs.read` describes: titles and values."""
+    """What is printed of the run that `run_status.read_run` describes: titles and values."""
     recipe, data = run["recipe"], run["recipe"].get("data", {})
     yield "run", run["path"]
     yield "recipe", str(recipe.get("name", "not known"))

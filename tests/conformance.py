@@ -65,14 +65,20 @@ def run(model, x):
     return keras.tree.map_structure(to_numpy, model(x, training=False))
 
 
-def randomise(model_or_layer, seed=0, scale=0.3):
+def randomize(model_or_layer, seed=0, scale=0.3):
     """Gives every array a value of its own, those that start as zeros or ones too."""
     rng = np.random.default_rng(seed)
     for v in model_or_layer.weights:
         if "seed" not in v.path:
-            centre = 1.0 if v.path.endswith("gamma") else 0.0
-            v.assign(centre + scale * rng.normal(size=v.shape))
+            center = 1.0 if v.path.endswith("gamma") else 0.0
+            v.assign(center + scale * rng.normal(size=v.shape))
     return model_or_layer
+
+
+def built_at_random(layer, *inputs):
+    """A layer that was built by these inputs, with random weights."""
+    layer(*inputs)
+    return randomize(layer)
 
 
 def arrays(model_or_layer):
@@ -86,11 +92,11 @@ def images(config, count=3, seed=1):
 
 def tiny_model(kind="paper", seed=0, dtype=None, **changes):
     config = KINDS[kind].replace(**changes)
-    return randomise(ViT(config, dtype=dtype), seed)
+    return randomize(ViT(config, dtype=dtype), seed)
 
 
 def check_layer(cls, arguments, input_shape, *, call=None, exempt=(), drops=False, bad=()):
-    """The layer contract: config, shapes, dtypes, gradients, training behaviour, errors.
+    """The layer contract: config, shapes, dtypes, gradients, training behavior, errors.
 
     Args:
         cls: The layer's class.
@@ -165,7 +171,7 @@ def _check_gradients(cls, arguments, call, x, exempt):
     layer = cls(**arguments)
     inputs = keras.Input(x.shape[1:])
     model = keras.Model(inputs, call(layer, inputs))
-    randomise(model)
+    randomize(model)
     before = arrays(model)
     target = np.random.default_rng(3).normal(size=model.compute_output_shape(x.shape))
 
@@ -204,7 +210,7 @@ def _check_training(cls, arguments, call, x, drops):
 
 def check_model(config):
     """What holds for a model of any kind."""
-    model = randomise(ViT(config))
+    model = randomize(ViT(config))
     x = images(config, 4)
     y = run(model, x)
     assert np.isfinite(y).all() and y.shape[1:] == model.output_shape[1:]

@@ -90,7 +90,7 @@ def test_config_replace_validates():
         ({"patch_dropout": None}, "patch_dropout must be a rate"),
         ({"resize_method": "area"}, "resize_method must be one of"),
         ({"crop_fraction": 1.5}, r"crop_fraction must be None or a number in \(0, 1\]"),
-        ({"pixel_mean": (0.5, 0.5)}, "pixel_mean must be a number, or one a channel"),
+        ({"pixel_mean": (0.5, 0.5)}, "pixel_mean must be a number, or one per channel"),
         ({"pixel_std": 0}, "pixel_std must be greater than 0"),
     ],
 )

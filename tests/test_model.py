@@ -9,7 +9,7 @@ from conformance import (
     arrays,
     check_model,
     images,
-    randomise,
+    randomize,
     run,
     tiny_model,
     to_numpy,
@@ -250,7 +250,7 @@ def test_resized_refuses_wrong_sizes_and_changed_layers():
         ViT(TINY).resized(32, interpolation="area")
     model = ViT(TINY)
     model.enable_lora(2)
-    with pytest.raises(ValueError, match="without LoRA and quantisation.*Received"):
+    with pytest.raises(ValueError, match="without LoRA and quantization.*Received"):
         model.resized(32)
 
 
@@ -283,6 +283,6 @@ def test_lora_refuses_unknown_targets():
 
 
 def test_blocks_are_the_encoder():
-    model = randomise(ViT(TINY))
+    model = randomize(ViT(TINY))
     assert [type(b) for b in model.blocks] == [layers.EncoderBlock] * 2
     assert model.blocks[1] is model.get_layer("encoder_block_1")

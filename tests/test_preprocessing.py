@@ -116,11 +116,11 @@ def test_preprocess_takes_pil_arrays_and_sequences_alike():
 
 
 def test_preprocess_matches_channels():
-    grey, colour = picture(channels=1), picture()
+    gray, color = picture(channels=1), picture()
     one = CONFIG.replace(in_channels=1)
-    assert preprocess(Image.fromarray(colour), one).shape == (1, 32, 32, 1)
-    assert preprocess(grey[..., 0], one).shape == (1, 32, 32, 1)
-    repeated = preprocess(grey, CONFIG)
+    assert preprocess(Image.fromarray(color), one).shape == (1, 32, 32, 1)
+    assert preprocess(gray[..., 0], one).shape == (1, 32, 32, 1)
+    repeated = preprocess(gray, CONFIG)
     np.testing.assert_array_equal(repeated[..., 0], repeated[..., 2])
     ten = CONFIG.replace(in_channels=10)
     stack = np.concatenate([picture(channels=1, seed=i) for i in range(10)], -1)
@@ -140,7 +140,7 @@ def test_preprocess_warns_of_the_wrong_range():
         preprocess(pixels, CONFIG, rescale=False)
     with pytest.warns(UserWarning, match=r"\[-1, 1\]. Received: values in .*Leave rescale=True"):
         preprocess(pixels - 128, CONFIG, rescale=False)
-    with pytest.warns(UserWarning, match="look scaled already"):
+    with pytest.warns(UserWarning, match="seem to be scaled already"):
         preprocess(pixels / 255, CONFIG)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -152,7 +152,7 @@ def test_preprocess_warns_of_the_wrong_range():
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        ([], "images must hold at least one picture"),
+        ([], "images must hold at least one image"),
         (np.zeros(3), "images must be .H, W., .H, W, C. or .B, H, W, C."),
         (np.zeros((4, 4, 2)), "images must have in_channels=3"),
         ([np.zeros((4, 4, 3, 1))], "images must be .H, W, C."),
@@ -173,7 +173,7 @@ def test_preprocess_bounds_what_a_picture_is_resized_to(monkeypatch):
     narrow = np.zeros((65500, 1, 3), "uint8")
     size = r"65500 x 1 pixels, which becomes \d+ x \d+: \d+$"
     for images in (narrow, narrow.swapaxes(0, 1), Image.fromarray(narrow)):
-        with pytest.raises(ValueError, match="at most 33554432 pixels.*Received: a picture of"):
+        with pytest.raises(ValueError, match="at most 33554432 pixels.*Received: an image of"):
             preprocess(images, config)
     with pytest.raises(ValueError, match=size):
         preprocess(narrow, config)

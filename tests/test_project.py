@@ -35,11 +35,10 @@ ARROWS = {
         *("atomic", "config", "deferred", "model", "paths", "preprocessing", "resample"),
         *("variants", "weights"),
     },
-    "runs": set(),
     "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
     "export": {"atomic", "config", "export", "model", "paths", "preprocessing", "runtime"},
     "images": {"preprocessing"},
-    "explain": {"config", "explain", "images", "model", "paths", "preprocessing"},
+    "explain": {"config", "explain", "images", "model", "paths", "preprocessing", "weights"},
 }
 # `train` may import all of the package but the command. Its rooms, and the rooms they may import:
 TRAIN_ARROWS = {
@@ -52,7 +51,7 @@ TRAIN_ARROWS = {
     "checkpoint": {"checkpoint", "distribution"},
     "build": {"distribution", "optim", "recipe"},
     "few_shot": set(),
-    "run": {"build", "data", "distribution", "recipe", "run"},
+    "run": {"build", "checkpoint", "data", "distribution", "recipe", "run"},
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "train/")

@@ -337,7 +337,18 @@ def test_resample_grid_takes_interpolation_or_name():
     assert largest_difference(default, by_name) > 1e-3
 
 
+@every_preset
+def test_matrix_same_size_is_identity_without_offset(preset):
+    same = np.array_equal(matrix(14, 14, preset), np.eye(14))
+    assert same == (PRESETS[preset].size_offset == 0)
+
+
 # --- errors ---
+
+
+def test_resample_grid_rejects_unknown_preset_for_same_grid():
+    with pytest.raises(ValueError, match="interpolation must be"):
+        resample_grid(np.ones((1, 49, 20), "float32"), (7, 7), (7, 7), "unknown")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from conformance import (
     flags,
     freeze_some,
     images,
-    randomise,
+    randomize,
     run,
     tiny_model,
 )
@@ -52,25 +52,25 @@ def in_a_fresh_process(folder, *names):
 
 
 def test_keras_file_is_bitwise_the_same_in_a_fresh_process(tmp_path):
-    """Plain, quantised, and with LoRA merged into it."""
+    """Plain, quantized, and with LoRA merged into it."""
     x = images(TINY)
     np.save(tmp_path / "x.npy", x)
     plain = tiny_model("registers")
-    quantised = tiny_model("registers", seed=1)
-    quantised.quantize("int8")
+    quantized = tiny_model("registers", seed=1)
+    quantized.quantize("int8")
     lora = tiny_model("registers", seed=2)
     lora.enable_lora(2, ("query", "value", "mlp"))
     for v in lora.weights:
         if "lora_kernel_b" in v.path:
             v.assign(np.random.default_rng(0).normal(size=v.shape))
-    models = {"plain": plain, "quantised": quantised, "lora": lora}
+    models = {"plain": plain, "quantized": quantized, "lora": lora}
     before = {}
     for name, model in models.items():
         before[name] = run(model, x)
         model.save(tmp_path / f"{name}.keras")
     after = dict(zip(models, in_a_fresh_process(tmp_path, *models), strict=True))
     np.testing.assert_array_equal(after["plain"], before["plain"])
-    np.testing.assert_array_equal(after["quantised"], before["quantised"])
+    np.testing.assert_array_equal(after["quantized"], before["quantized"])
     # Keras adds the LoRA product into the kernel as it saves: the same sum in another order.
     np.testing.assert_allclose(after["lora"], before["lora"], rtol=1e-5, atol=1e-4)
     assert np.abs(after["plain"] - before["lora"]).max() > 1e-2
@@ -96,18 +96,18 @@ def test_weights_file_of_another_shape_is_refused(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_int8_is_near_the_model_and_survives(dtype, tmp_path):
-    model = randomise(ViT(TINY, dtype=dtype), scale=0.2)
+    model = randomize(ViT(TINY, dtype=dtype), scale=0.2)
     x = images(TINY, 8)
     exact = run(model, x)
     model.quantize("int8")
-    quantised = run(model, x)
-    assert 0 < np.abs(quantised - exact).max() < 0.1 * np.abs(exact).max()
+    quantized = run(model, x)
+    assert 0 < np.abs(quantized - exact).max() < 0.1 * np.abs(exact).max()
     assert model.blocks[0].attention.query_dense.quantization_mode == "int8"
     model.save(tmp_path / "q.keras")
     again = keras.saving.load_model(tmp_path / "q.keras")
     assert again.blocks[0].attention.query_dense.quantization_mode == "int8"
     assert again.blocks[0].attention.query_dense._kernel.dtype == "int8"
-    np.testing.assert_array_equal(run(again, x), quantised)
+    np.testing.assert_array_equal(run(again, x), quantized)
 
 
 def test_a_model_keeps_its_policy_name_and_flags(tmp_path):

@@ -32,7 +32,7 @@ PUBLISHED = {
 
 
 def without_memory(variant, **fields):
-    """The variant with shapes and initialisers, but no array."""
+    """The variant with shapes and initializers, but no array."""
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(keras_vit, variant)(**fields)
     keras.utils.clear_session()  # or the next scope would allocate what this one put off
@@ -40,7 +40,7 @@ def without_memory(variant, **fields):
 
 
 def table(model):
-    """`path: [shape, initialiser]` of every array, one block standing for all."""
+    """`path: [shape, initializer]` of every array, one block standing for all."""
     rows = {}
     for v in model.weights:
         initializer = type(v._initializer).__name__

@@ -147,8 +147,8 @@ def numpy_features(weights, image):
     """Eq. 1 to 8 for one block and one head, in float64."""
 
     def norm(x, name):
-        centred = x - x.mean(-1, keepdims=True)
-        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+        centered = x - x.mean(-1, keepdims=True)
+        scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
         return scaled * weights[f"{name}/gamma"] + weights[f"{name}/beta"]
 
     def dense(x, name):

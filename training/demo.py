@@ -18,7 +18,7 @@ from PIL import Image
 import keras_vit
 from keras_vit import train
 from keras_vit.preprocessing import preprocess
-from keras_vit.runs import MODEL
+from keras_vit.train.run.run_status import MODEL
 
 OUT = Path("runs/demo")
 EXPORTS = Path("savedmodels/digits")

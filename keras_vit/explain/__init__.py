@@ -1,7 +1,7 @@
-"""What a model sees: attention, embeddings and gradients as arrays, as pictures and as a page.
+"""What a model sees: attention, embeddings and gradients, as arrays, figures and a report.
 
-Arrays are NumPy float32, from any backend. Names that begin with `plot_` draw them, and
-`write_report` puts them on one page; matplotlib is imported when one of these is first asked for.
+Arrays are NumPy float32, on any backend. Functions named `plot_*` draw them with matplotlib, which
+is imported on first use; `write_report` writes them to an HTML file.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""What attends to what: attention weights as the model computes them, and what follows from them.
+"""Attention weights as the model computes them, and maps and statistics of them.
 
-Shapes: L layers asked for, B batch, h heads, T tokens, k of them in front of the patches,
-N = T - k patches, rows x columns their grid.
+Shapes: L requested layers, B batch, h heads, T tokens, k prefix tokens, N = T - k patches,
+rows x columns the patch grid.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,13 @@ def attention_maps(
 ) -> np.ndarray:
     """The attention weights A of Eq. 6.
 
-    The model runs block by block and gives its own weights, whatever kernel, precision, adapter or
-    quantiser it runs with. Blocks that are not asked for cost what they cost in a forward pass, and
-    those behind the last one asked for nothing.
+    The model runs block by block and returns its own weights, with LoRA, int8 or half precision
+    too. Blocks after the last requested one do not run.
 
     Args:
-        model: A `ViT`; it does not change.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        layers: Blocks, counted from 0 or from the end with negatives; None means all.
+        model: A `ViT`.
+        images: `(B, H, W, C)`, preprocessed floats or uint8 pixels of the model's size.
+        layers: One or more block indices; negative ones count from the end. None means all.
 
     Returns:
         float32 array `(L, B, h, T, T)`: rows are queries and sum to 1, columns are keys.
@@ -44,58 +43,55 @@ def attention_maps(
     config = model.config
     shape = (len(wanted), len(images), config.num_heads, config.num_tokens, config.num_tokens)
     maps = np.empty(shape, "float32")
-    for part, layer, weights in _weights(model, images, wanted):
-        for place in np.flatnonzero(np.equal(wanted, layer)):
-            maps[place, part] = weights
+    for part, rows, weights in _weights(model, images, wanted):
+        maps[rows, part] = weights
     return maps
 
 
 def class_token_maps(
     model: ViT, images: Any, layers: int | Sequence[int] | None = None
 ) -> np.ndarray:
-    """What the class token draws from each patch, a head and layer.
+    """The class token's attention to each patch, per layer and head.
 
-    Without a class token, the mean over the queries that are pooled stands in for it.
+    Without a class token, it is the mean over the pooled tokens.
 
     Args:
         model: A `ViT`.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        layers: Blocks, counted from 0 or from the end with negatives; None means all.
+        images: As in `attention_maps`.
+        layers: As in `attention_maps`.
 
     Returns:
-        float32 array `(L, B, h, rows, columns)`. What goes to the tokens in front of the patches is
-        missing: a map sums to 1 less that.
+        float32 array `(L, B, h, rows, columns)`. Attention to prefix tokens is left out, so that
+        the sum of a map may be less than 1.
     """
     wanted, images = _checked(model, images, layers)
     config = model.config
     queries = slice(0, 1) if config.class_token else tokens.read_tokens(config)
     maps = np.empty((len(wanted), len(images), config.num_heads, *config.grid), "float32")
-    for part, layer, weights in _weights(model, images, wanted):
-        drawn = weights[:, :, queries, config.num_prefix_tokens :].mean(2)  # (B, h, N)
-        for place in np.flatnonzero(np.equal(wanted, layer)):
-            maps[place, part] = drawn.reshape(maps[place, part].shape)
+    for part, rows, weights in _weights(model, images, wanted):
+        patches = weights[:, :, queries, config.num_prefix_tokens :].mean(2)  # (B, h, N)
+        maps[rows, part] = patches.reshape(*patches.shape[:2], *config.grid)
     return maps
 
 
 def attention_rollout(
     model: ViT, images: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0
 ) -> np.ndarray:
-    """Attention followed through all layers, residual connections included.
+    """Attention through all layers, including residual connections.
 
     A'_l = rows of (fuse(A_l) + I), each divided by its sum
     R = A'_L ... A'_2 A'_1
 
     Args:
         model: A `ViT`.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        head_fusion: How the heads become one: "mean", "max" or "min".
-        discard_ratio: Share of the fused weights, in [0, 1), that is set to 0 before the identity
-            is added: the smallest of all `T * T` of an image and layer, none excepted. The identity
-            keeps what a token has of itself.
+        images: As in `attention_maps`.
+        head_fusion: How to combine the heads: "mean", "max" or "min".
+        discard_ratio: Fraction, in [0, 1), of the smallest of the `T * T` fused weights per image
+            and layer that are set to 0 before the identity is added.
 
     Returns:
-        float32 array `(B, T, T)` whose rows sum to 1: row i is what the last state of token i draws
-        from each token at the input.
+        float32 array `(B, T, T)` whose rows sum to 1: row i holds how much each input token
+        contributes to the last state of token i.
 
     Reference:
         arXiv 2005.00928, Section 3.
@@ -124,35 +120,34 @@ def attention_rollout(
 def rollout_map(
     model: ViT, images: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0
 ) -> np.ndarray:
-    """What the tokens that the head reads draw from each patch, by `attention_rollout`.
+    """How much each patch contributes to the head's input, by `attention_rollout`.
 
     Args:
         model: A `ViT`.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
+        images: As in `attention_maps`.
         head_fusion: As in `attention_rollout`.
         discard_ratio: As in `attention_rollout`.
 
     Returns:
-        float32 array `(B, rows, columns)`: shares of 1, the rest of which is the other tokens'. It
-        is the class token's row with `pooling="token"`, else the mean over the pooled tokens.
+        float32 array `(B, rows, columns)`: the class token's row with `pooling="token"`, otherwise
+        the mean over the pooled tokens. Contributions of prefix tokens are left out.
     """
     rollout = attention_rollout(model, images, head_fusion=head_fusion, discard_ratio=discard_ratio)
-    return drawn_from_patches(rollout, model)
+    return patches_to_head(rollout, model)
 
 
 def attention_distance(
     model: ViT, images: Any, layers: int | Sequence[int] | None = None
 ) -> np.ndarray:
-    """How far heads look: the mean distance between a query patch and what it attends to.
+    """The mean distance between a query patch and what it attends to.
 
-    For each query patch, the mean over key patches of the distance between the centres of both,
-    weighted by attention. Tokens that are no patches have no place: they are left out and the
-    weights of the others scaled to sum to 1.
+    The distance between the centers of query and key patch, weighted by attention. Prefix tokens
+    are left out, and the other weights scaled to sum to 1.
 
     Args:
         model: A `ViT`.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        layers: Blocks, counted from 0 or from the end with negatives; None means all.
+        images: As in `attention_maps`.
+        layers: As in `attention_maps`.
 
     Returns:
         float32 array `(L, h)` in pixels, the mean over images and query patches.
@@ -166,84 +161,75 @@ def attention_distance(
     total = np.zeros((len(wanted), config.num_heads))
     count = np.zeros((len(wanted), config.num_heads))
     k = config.num_prefix_tokens
-    for _, layer, weights in _weights(model, images, wanted):
+    for _, rows, weights in _weights(model, images, wanted):
         patches = weights[:, :, k:, k:]  # (B, h, N, N)
         share = patches.sum(-1)  # (B, h, N)
-        # A query that draws nothing at all from patches looks nowhere, and does not count.
+        # Queries that do not attend to any patch are not counted.
         far = np.einsum("bhqk,qk->bhq", patches, distances) / np.where(share > 0, share, 1)
-        for place in np.flatnonzero(np.equal(wanted, layer)):
-            total[place] += far.sum((0, 2))
-            count[place] += (share > 0).sum((0, 2))
+        total[rows] += far.sum((0, 2))
+        count[rows] += (share > 0).sum((0, 2))
     return (total / np.maximum(count, 1)).astype("float32")
 
 
 def attention_entropy(
     model: ViT, images: Any, layers: int | Sequence[int] | None = None
 ) -> np.ndarray:
-    """How widely heads look: the entropy of their attention, `-sum_k A_qk ln A_qk`.
-
-    0 is one token only, ln T all tokens alike.
+    """The entropy of attention, `-sum_k A_qk ln A_qk`: 0 for one token, ln T for all equally.
 
     Args:
         model: A `ViT`.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        layers: Blocks, counted from 0 or from the end with negatives; None means all.
+        images: As in `attention_maps`.
+        layers: As in `attention_maps`.
 
     Returns:
         float32 array `(L, h)` in nats, the mean over images and queries.
     """
     wanted, images = _checked(model, images, layers)
     total = np.zeros((len(wanted), model.config.num_heads))
-    for _, layer, weights in _weights(model, images, wanted):
+    for _, rows, weights in _weights(model, images, wanted):
         logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)  # 0 ln 0 = 0
-        entropy = -np.einsum("bhqk,bhqk->h", weights, logs) / weights.shape[2]
-        for place in np.flatnonzero(np.equal(wanted, layer)):
-            total[place] += entropy
+        total[rows] -= np.einsum("bhqk,bhqk->h", weights, logs) / weights.shape[2]
     return (total / len(images)).astype("float32")
 
 
 def patch_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> np.ndarray:
-    """Distances in pixels between the centres of all patches, `(N, N)`."""
+    """Distances in pixels between the centers of patches, `(N, N)`."""
     places = np.mgrid[: grid[0], : grid[1]].reshape(2, -1).T * np.asarray(patch_size)  # (N, 2)
     steps = (places[:, None] - places[None]).astype("float64")
     return np.sqrt((steps**2).sum(-1)).astype("float32")
 
 
-def drawn_from_patches(relevance: np.ndarray, model: ViT) -> np.ndarray:
-    """Rows of the tokens that the head reads, columns of the patches: (B, T, T) to a grid."""
+def patches_to_head(relevance: np.ndarray, model: ViT) -> np.ndarray:
+    """The patches' columns in the rows of the tokens that the head reads: (B, T, T) to a grid."""
     config = model.config
     rows = relevance[:, tokens.read_tokens(config), config.num_prefix_tokens :]
     return rows.mean(1).reshape(len(relevance), *config.grid)  # (B, rows, columns)
 
 
 def _checked(model, images, layers):
-    tokens.check_model(model)
+    tokens.check_vit(model)
     wanted = tokens.checked_layers(layers, model.config.depth)
     return wanted, tokens.checked_images(images, model.config)
 
 
 def _weights(
     model: ViT, images: np.ndarray, wanted: Sequence[int]
-) -> Iterator[tuple[slice, int, np.ndarray]]:
-    """Part of the batch, layer and its weights (B, h, T, T), one layer in memory at a time."""
-    for part in tokens.batches(images, model.config):
+) -> Iterator[tuple[slice, list[int], np.ndarray]]:
+    """Part of the batch, rows of the result, and their weights (B, h, T, T), layer by layer."""
+    for part in tokens.batch_slices(images, model.config):
         z = tokens.embedded(model, images[part])
         for layer, block in enumerate(model.blocks[: max(wanted) + 1]):
             if layer not in wanted:
                 z = tokens.after(block, z)
                 continue
             z, scores = tokens.after_with_scores(block, z)
-            # Weights that were rounded to half precision sum to 1 in their own precision only.
-            half = keras.backend.standardize_dtype(block.compute_dtype) != "float32"
-            yield part, layer, _rows_to_one(scores) if half else scores
-
-
-def _rows_to_one(weights):
-    return weights / weights.sum(-1, keepdims=True)
+            if keras.backend.standardize_dtype(block.compute_dtype) != "float32":
+                scores = scores / scores.sum(-1, keepdims=True)  # half precision rounds it
+            yield part, [row for row, other in enumerate(wanted) if other == layer], scores
 
 
 def _without_smallest(fused, ratio):
-    """A copy whose smallest weights, this share of each image's, are 0."""
+    """A copy in which this fraction of each image's weights, the smallest, is 0."""
     flat = fused.reshape(len(fused), -1).copy()
     count = int(ratio * flat.shape[1])
     smallest = np.argpartition(flat, count, axis=1)[:, :count]

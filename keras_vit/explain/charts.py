@@ -1,4 +1,4 @@
-"""Figures that need no picture: points by depth, and grids of small maps."""
+"""Figures without an image: points by depth, and grids of small maps."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ import numpy as np
 
 from keras_vit.explain.panels import fixed_axis, new_figure
 
-BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: told apart by everyone
+BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: safe for color blindness
 GRID = 6.2  # inches of the longer side of a grid of maps
 
 
 def by_depth(values: np.ndarray, title: str, unit: str, most: float, most_is: str) -> Any:
-    """A figure with a dot for each head, `(L, h)`, and the mean of each block.
+    """A figure with a dot per head, and the mean of each block.
 
     Args:
-        values: One value a block and head.
-        title: What is above.
-        unit: What the values are, and in what unit.
+        values: One value per block and head, `(L, h)`.
+        title: The title.
+        unit: The label of the values, with their unit.
         most: A value to compare with, drawn as a dashed line.
-        most_is: What the line is.
+        most_is: The label of that line.
 
     Returns:
         A matplotlib figure.
@@ -38,25 +38,25 @@ def by_depth(values: np.ndarray, title: str, unit: str, most: float, most_is: st
     axis.set(xlabel="block", ylabel=unit, xlim=(-0.5, depth - 0.5), ylim=(0, None))
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", alpha=0.3)
-    # Beside the points: no corner of the figure is always free.
+    # Outside the axes, because no corner is always free.
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
 def tiled(cells: np.ndarray, title: str, pixel: tuple[int, int], *, bar: bool) -> Any:
-    """An axis with small maps in rows and columns, drawn as one picture with lines between.
+    """An axis with small maps in rows and columns, drawn as one image with lines between them.
 
     Args:
-        cells: `(rows, columns, height, width)`, or with 3 colours behind; NaN is not drawn.
-        title: What is above.
-        pixel: Height and width of a value, of which the proportion counts.
-        bar: Whether a colour bar will stand beside it.
+        cells: `(rows, columns, height, width)`, or `(..., 3)` colors; NaN is not drawn.
+        title: The title.
+        pixel: Height and width of a value, up to a factor.
+        bar: Whether to leave room for a color bar.
 
     Returns:
-        A matplotlib axis; unit is a value, and the maps are one unit apart.
+        A matplotlib axis whose unit is a value; the maps are one unit apart.
     """
     whole = tile(cells)
-    if whole.ndim == 3:  # a colour map leaves out NaN by itself
+    if whole.ndim == 3:  # color maps leave out NaN by themselves
         whole = np.dstack([np.nan_to_num(whole), np.isfinite(whole[..., :1])])
     size = whole.shape[0] * pixel[0], whole.shape[1] * pixel[1]
     inches = GRID / max(size)
@@ -70,7 +70,7 @@ def tiled(cells: np.ndarray, title: str, pixel: tuple[int, int], *, bar: bool) -
 
 
 def tile(cells: np.ndarray) -> np.ndarray:
-    """Maps `(rows, columns, height, width, ...)` as one array, with lines of NaN between."""
+    """Joins maps `(rows, columns, height, width, ...)` to one array, with lines of NaN between."""
     rows, columns, height, width = cells.shape[:4]
     apart = [(0, 0), (0, 0), (0, 1), (0, 1), *[(0, 0)] * (cells.ndim - 4)]
     spaced = np.pad(cells.astype("float32"), apart, constant_values=np.nan)

@@ -1,4 +1,4 @@
-"""What a model has learned about pixels and places, and how alike its patch tokens are.
+"""Patch filters, and the similarity of position embeddings and of patch tokens.
 
 Shapes: B batch, rows x columns the patch grid, N patches, P x P patch, C channels, D width.
 """
@@ -12,18 +12,18 @@ from keras_vit.model import ViT
 
 
 def position_similarity(model: ViT) -> np.ndarray:
-    """Cosine between the position embeddings of all patches, whatever their kind.
+    """Cosine similarity of the patches' position embeddings, learned or fixed.
 
     Args:
-        model: A `ViT` with position embeddings, learned or fixed.
+        model: A `ViT` with position embeddings.
 
     Returns:
         float32 array `(rows, columns, rows, columns)`: `[r, c]` is the map of one patch.
 
     Reference:
-        arXiv 2010.11929, Fig. 7 (centre).
+        arXiv 2010.11929, Fig. 7 (center).
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     config = model.config
     if config.position_embedding == "none":
         raise ValueError(
@@ -36,23 +36,22 @@ def position_similarity(model: ViT) -> np.ndarray:
 
 
 def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
-    """The leading principal components of the patch projection, as small pictures.
+    """The leading principal components of the D filters of the patch projection.
 
-    The D filters of the projection are D points of P * P * C numbers each, from which their mean is
-    subtracted. The sign of a component has no meaning: its largest number is made positive.
+    The sign of a component is arbitrary; it is chosen so that the largest number is positive.
 
     Args:
         model: A `ViT`.
-        count: How many. There are no more than numbers in a patch, or than D - 1.
+        count: Number of components; at most min(D - 1, P * P * C) are returned.
 
     Returns:
-        float32 array `(count, P, P, C)`, each component scaled to [0, 1] by itself; fewer where
-        there are no more. Three channels are red, green and blue, one is grey.
+        float32 array `(count, P, P, C)`, each component scaled to [0, 1] separately. Three channels
+        are red, green and blue, one is gray.
 
     Reference:
         arXiv 2010.11929, Fig. 7 (left).
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a positive int. Received: count={count!r}")
     kernel = tokens.as_numpy(model.get_layer("patches").projection.kernel)  # (P, P, C, D)
@@ -63,13 +62,13 @@ def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
 
 
 def region_similarity(model: ViT, images: Any, block: int = -1) -> np.ndarray:
-    """Cosine between the tokens of all patches of an image: which regions look alike to the model.
+    """Cosine similarity of an image's patch tokens: which regions look alike to the model.
 
     Args:
         model: A `ViT`.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        block: Whose tokens, counted from 0 or from the end with negatives. Those of the last block
-            have passed the last LayerNorm, where the model has one before its pooling.
+        images: `(B, H, W, C)`, preprocessed floats or uint8 pixels of the model's size.
+        block: Index of the block whose output to compare; negative ones count from the end. After
+            the last block, the model's last LayerNorm is applied if it comes before the pooling.
 
     Returns:
         float32 array `(B, rows, columns, rows, columns)`: `[i, r, c]` is the map of one patch.
@@ -82,12 +81,12 @@ def region_similarity(model: ViT, images: Any, block: int = -1) -> np.ndarray:
 def patch_pca(model: ViT, images: Any, block: int = -1) -> np.ndarray:
     """The three leading principal components of the patch tokens, as red, green and blue.
 
-    One analysis over the patches of all the images: the same colour means the same in each.
+    They are computed over the patches of all images, so that colors are comparable.
 
     Args:
         model: A `ViT`.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        block: Whose tokens, as in `region_similarity`.
+        images: As in `region_similarity`.
+        block: As in `region_similarity`.
 
     Returns:
         float32 array `(B, rows, columns, 3)`, each component scaled to [0, 1] over the batch.
@@ -99,7 +98,7 @@ def patch_pca(model: ViT, images: Any, block: int = -1) -> np.ndarray:
     points = patches.reshape(-1, patches.shape[-1])
     if min(points.shape) < 3:
         raise ValueError(
-            "images must have three patches in all, and the model a width of 3, at least. "
+            "images must have three patches in total, and the model a width of at least 3. "
             f"Received: {points.shape[0]} patches of width {points.shape[1]}"
         )
     values = (points - points.mean(0)) @ _components(points, 3).T  # (B * N, 3)
@@ -107,7 +106,7 @@ def patch_pca(model: ViT, images: Any, block: int = -1) -> np.ndarray:
 
 
 def _cosines(vectors):
-    """(..., N, D) to (..., N, N); a vector of zeros is like no other."""
+    """(..., N, D) to (..., N, N); a vector of zeros has a cosine of 0 with all others."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     unit = vectors / np.where(length > 0, length, 1)
     return np.clip(unit @ np.swapaxes(unit, -1, -2), -1, 1)
@@ -117,15 +116,15 @@ def _components(points, count):
     """The leading principal components of points (M, D), unit vectors (count, D)."""
     if not np.isfinite(points).all():
         raise ValueError("model must give finite numbers. Received: NaN or infinite ones")
-    centred = points - points.mean(0, dtype="float64")
-    axes = np.linalg.eigh(centred.T @ centred)[1]  # for many points far cheaper than their SVD
+    centered = points - points.mean(0, dtype="float64")
+    axes = np.linalg.eigh(centered.T @ centered)[1]  # much faster than an SVD of many points
     components = axes.T[::-1][:count]  # the leading ones first
     largest = np.abs(components).argmax(1)[:, None]
     return components * np.sign(np.take_along_axis(components, largest, 1))
 
 
 def _unit(values, axis):
-    """Values scaled to [0, 1] along an axis; 0.5 where all are the same."""
+    """Scales values to [0, 1] along an axis; to 0.5 if all are equal."""
     low, high = values.min(axis, keepdims=True), values.max(axis, keepdims=True)
     span = high - low
     scaled = np.where(span > 0, (values - low) / np.where(span > 0, span, 1), 0.5)

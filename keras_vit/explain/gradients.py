@@ -1,7 +1,7 @@
-"""Which patches speak for a class: maps from gradients, the one file with code per backend.
+"""Maps of the evidence for a class, from gradients; the only file here with code per backend.
 
-Shapes: B batch, h heads, T tokens, k of them in front of the patches, N = T - k patches, D width,
-rows x columns the patch grid, K classes.
+Shapes: B batch, h heads, T tokens, k prefix tokens, N = T - k patches, D width, rows x columns the
+patch grid, K classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,32 +13,30 @@ from keras import ops
 
 from keras_vit.config import ViTConfig
 from keras_vit.explain import tokens
-from keras_vit.explain.attention import drawn_from_patches
-from keras_vit.model import ViT
-
-LINEAR = (None, "linear")
+from keras_vit.explain.attention import patches_to_head
+from keras_vit.model import ViT, head_logits
 
 
 def grad_cam(
     model: ViT, images: Any, classes: int | Sequence[int] | None = None, block: int = -1
 ) -> np.ndarray:
-    """Grad-CAM on the tokens that a block reads.
+    """Grad-CAM on the input tokens of a block.
 
     w = mean over patches of d logit / d z
     map = max(0, z w) for each patch token z
 
-    The tokens are those at the input of the block: what the last block does to the patches is lost
-    on a head that reads the class token alone, and so is their gradient behind it.
+    It uses the block's input because the patch tokens after the last block do not affect the logits
+    of a head that reads only the class token.
 
     Args:
         model: A `ViT` with a head. Its logits are explained, before any activation.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        classes: The class to explain, one for all or one an image; None means each image's top
-            class. Where the head reads each token, its logit is the mean over the patches.
-        block: The block, counted from 0 or from the end with negatives.
+        images: `(B, H, W, C)`, preprocessed floats or uint8 pixels of the model's size.
+        classes: The class to explain, one for all images or one per image; None means each image's
+            top class. Without pooling, the logit is the mean over the patches.
+        block: Index of the block; negative ones count from the end.
 
     Returns:
-        float32 array `(B, rows, columns)`, 0 or greater, not normalised.
+        float32 array `(B, rows, columns)`, 0 or greater, not normalized.
 
     Reference:
         arXiv 1610.02391, Eq. 1 and 2.
@@ -47,7 +45,7 @@ def grad_cam(
     config = model.config
     index = tokens.checked_block("block", block, config.depth)
     maps = np.zeros((len(images), config.num_patches), "float32")
-    for part in tokens.batches(images, config):
+    for part in tokens.batch_slices(images, config):
         inputs, gradient = _to_the_head(model, images[part], _of(chosen, part))
         for layer in reversed(range(index, config.depth)):
             gradient, _, _ = _through_block(model.blocks[layer], inputs[layer], gradient)
@@ -60,20 +58,19 @@ def grad_cam(
 def attention_gradient(
     model: ViT, images: Any, classes: int | Sequence[int] | None = None
 ) -> np.ndarray:
-    """Attention times its gradient, followed through the layers.
+    """Attention times its gradient, through all layers.
 
     A_l' = mean over heads of max(0, A_l * d logit / d A_l)
     R <- R + A_l' R, from R = I, first layer to last
 
     Args:
         model: A `ViT` with a head. Its logits are explained, before any activation.
-        images: `(B, H, W, C)` as the model takes them, or uint8 pixels of its size.
-        classes: The class to explain, one for all or one an image; None means each image's top
-            class. Where the head reads each token, its logit is the mean over the patches.
+        images: As in `grad_cam`.
+        classes: As in `grad_cam`.
 
     Returns:
-        float32 array `(B, rows, columns)`, 0 or greater, not normalised: what `R - I` has for the
-        tokens that the head reads, the class token or the mean over the pooled ones.
+        float32 array `(B, rows, columns)`, 0 or greater, not normalized: the patches' columns of
+        `R - I`, in the class token's row or the mean over the pooled tokens.
 
     Reference:
         arXiv 2103.15679, Eq. 5 and 6.
@@ -81,7 +78,7 @@ def attention_gradient(
     images, chosen = _checked(model, images, classes)
     config = model.config
     maps = np.zeros((len(images), *config.grid), "float32")
-    for part in tokens.batches(images, config):
+    for part in tokens.batch_slices(images, config):
         inputs, gradient = _to_the_head(model, images[part], _of(chosen, part))
         relevant: list[np.ndarray] = []
         for layer in reversed(range(config.depth)):
@@ -91,18 +88,16 @@ def attention_gradient(
         relevance = np.tile(identity, (len(relevant[0]), 1, 1))
         for attended in relevant:
             relevance += attended @ relevance
-        maps[part] = drawn_from_patches(relevance - identity, model)
+        maps[part] = patches_to_head(relevance - identity, model)
     return maps
 
 
 def _checked(model, images, classes):
-    """Checked images, and the classes as an array (B,) or None."""
-    tokens.check_model(model)
+    """Checks the arguments; returns images, and classes as an array (B,) or None."""
+    tokens.check_vit(model)
     config = model.config
     if not config.num_classes:
-        raise ValueError(
-            "model must have a head, whose logits are explained. Received: num_classes=0"
-        )
+        raise ValueError("model must have a head. Received: num_classes=0")
     images = tokens.checked_images(images, config)
     if classes is None:
         return images, None
@@ -121,7 +116,7 @@ def _of(classes, part):
 
 
 def _to_the_head(model: ViT, images, classes) -> tuple[list[Any], np.ndarray]:
-    """The input of each block, and the gradient of the logit with respect to the last output."""
+    """The input of each block, and the logit's gradient with respect to the last block's output."""
     z = tokens.embedded(model, images)
     inputs = []
     for block in model.blocks:
@@ -140,27 +135,17 @@ def _to_the_head(model: ViT, images, classes) -> tuple[list[Any], np.ndarray]:
 
 
 def _logits(model: ViT, z):
-    """Logits (B, K) in float32 from the last block's tokens (B, T, D), without an activation."""
+    """Logits (B, K) in float32 from the last block's tokens (B, T, D), without activation."""
     config: ViTConfig = model.config
     layers = model.layers
-    for layer in layers[layers.index(model.blocks[-1]) + 1 : -1]:  # they stand in a row
+    for layer in layers[layers.index(model.blocks[-1]) + 1 : -1]:
         z = layer(z, training=False)
-    head = layers[-1]
-    if config.classifier_activation in LINEAR:
-        z = head(z)
-    elif head.quantization_mode is None:
-        z = ops.matmul(ops.cast(z, head.kernel.dtype), head.kernel) + head.bias
-    else:
-        raise ValueError(
-            "classifier_activation must be None for the logits of a quantised model. "
-            f"Received: classifier_activation={config.classifier_activation!r}"
-        )
-    z = ops.cast(z, "float32")
+    z = ops.cast(head_logits(model, z), "float32")
     return ops.mean(z[:, tokens.read_tokens(config)], axis=1) if config.pooling is None else z
 
 
 def _through_block(block, z, upstream):
-    """The gradient before a block from the one behind it, its attention weights and theirs."""
+    """The gradient of a block's input from that of its output; its attention and its gradient."""
     scale = _largest(upstream)
     upstream = upstream / scale
 
@@ -173,19 +158,19 @@ def _through_block(block, z, upstream):
 
 
 def _largest(values) -> np.float32:
-    """What a gradient is divided by on its way: half precision has no room for small numbers."""
+    """The scale of a gradient, which is divided by it to avoid underflow in half precision."""
     return np.abs(values).max() or np.float32(1)
 
 
 def _gradients(function: Callable, x: Any) -> tuple[np.ndarray, Any, Any]:
-    """Derivatives of a number with respect to the input and to something on the way.
+    """Gradients of a number with respect to the input and to an intermediate tensor.
 
     Args:
-        function: From `x` to the number and to a tensor that it was computed from, or None.
+        function: Maps `x` to the number, and to an intermediate tensor or None.
         x: A tensor.
 
     Returns:
-        The gradient of `x`; the tensor on the way and its gradient, or None and None.
+        The gradient of `x`; the intermediate tensor and its gradient, or None and None.
     """
     backend = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
     found = backend[keras.backend.backend()](function, x)
@@ -223,7 +208,7 @@ def _jax(function, x):
     whole = program.jaxpr
     if len(whole.outvars) == 1:
         return jax.grad(lambda x: function(x)[0])(x), None, None
-    # No tape: the program is cut where the inner tensor is made, which becomes one more input.
+    # JAX has no tape: the program is cut at the inner tensor, which becomes another input.
     cut = whole.outvars[1]
     rest = whole.replace(
         invars=[*whole.invars, cut],

@@ -1,4 +1,4 @@
-"""Pictures in rows and columns of a figure, with maps over the part of them that a model sees."""
+"""Images in rows and columns of a figure, with maps over the part that a model sees."""
 
 import dataclasses
 import math
@@ -16,47 +16,47 @@ from keras_vit.preprocessing import corner, covering, preprocess
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CMAP = "viridis"  # told apart by every eye, and in grey print
-PAGE = 9.5  # inches that many panels share, each way
-LARGEST = 3.4  # inches of the longer side of a single panel
+CMAP = "viridis"  # safe for color blindness and gray print
+PAGE = 9.5  # largest width and height of all panels, in inches
+LARGEST = 3.4  # longer side of a single panel, in inches
 PIXELS = 400
-"""Longest side that a picture is drawn at where there are many panels."""
+"""Longest side of an image in a figure with many panels."""
 FEW = 4
-"""Panels in which it is drawn pixel for pixel."""
-BESIDE = 1.25  # inches for a colour bar
-OPACITY = 0.7  # of a map: the grey picture shows through
-GREY = 56, 190
-"""Black and white of a picture below a map: of less contrast, so that it leaves colours alone."""
-DIMMED = 0.65  # how white what is not seen becomes
+"""Most panels for which images are drawn at full resolution."""
+BESIDE = 1.25  # width of a color bar with its labels, in inches
+OPACITY = 0.7  # of a map over the gray image
+GRAY = 56, 190
+"""Black and white of an image below a map, whose colors it would otherwise distort."""
+DIMMED = 0.65  # opacity of the white over what the model does not see
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """What the colours of the maps of a figure mean."""
+    """The color scale of a figure's maps."""
 
     label: str
     low: float
     high: float
     root: bool = False
-    """Whether colours go by the root: the small ones are told apart beside a few large ones."""
+    """Whether colors follow the square root, which shows small values beside a few large ones."""
 
     def norm(self) -> Any:
-        """The same for matplotlib."""
+        """The scale as a norm of matplotlib."""
         from matplotlib.colors import PowerNorm
 
         return PowerNorm(0.5 if self.root else 1.0, self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """A picture, and what of it a model sees."""
+class SourceImage:
+    """An image, its preprocessed form, and the part that a model sees."""
 
     pixels: np.ndarray
-    """uint8 `(H, W, 3)`, to be drawn."""
+    """uint8 `(H, W, 3)`, for drawing."""
     images: np.ndarray
-    """float32 `(1, height, width, C)`, as the model takes it."""
+    """float32 `(1, height, width, C)`, preprocessed."""
     seen: tuple[float, float, float, float]
-    """Left, right, top and bottom of what the model sees, in pixels of the picture."""
+    """Left, right, top and bottom of what the model sees, in pixels of the image."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -64,38 +64,38 @@ class Picture:
         return self.pixels.shape[1], self.pixels.shape[0]
 
 
-def open_picture(picture: Any, config: ViTConfig) -> Picture:
-    """Reads and preprocesses one picture: a path, a PIL image, or pixels from 0 to 255."""
-    if isinstance(picture, str | os.PathLike):
-        picture = read_image(picture)
-    if hasattr(picture, "getbands"):  # a PIL image
-        deep = picture.mode.startswith("I;16")  # PIL would make 255 of most of them
-        drawn = np.asarray(picture) >> 8 if deep else np.asarray(picture.convert("RGB"))
+def open_image(image: Any, config: ViTConfig) -> SourceImage:
+    """Reads and preprocesses one image: a path, a PIL image, or pixels from 0 to 255."""
+    if isinstance(image, str | os.PathLike):
+        image = read_image(image)
+    if hasattr(image, "getbands"):  # a PIL image
+        deep = image.mode.startswith("I;16")  # PIL would clip values above 255
+        drawn = np.asarray(image) >> 8 if deep else np.asarray(image.convert("RGB"))
     else:
-        picture = drawn = _checked_array(picture, config)
-    images = preprocess([picture], config)
+        image = drawn = _checked_array(image, config)
+    images = preprocess([image], config)
     drawn = drawn if drawn.ndim == 3 else drawn[..., None]
-    if drawn.shape[-1] != 3:  # no colours: as grey
+    if drawn.shape[-1] != 3:  # drawn in gray
         drawn = drawn.astype("float32").mean(-1, keepdims=True).repeat(3, -1)
     pixels = np.clip(np.round(drawn), 0, 255).astype("uint8")
-    return Picture(pixels, images, seen_part(pixels.shape[0], pixels.shape[1], config))
+    return SourceImage(pixels, images, seen_part(pixels.shape[0], pixels.shape[1], config))
 
 
-def open_pictures(many: Any, config: ViTConfig) -> list[Picture]:
-    """One picture, or a sequence or 4-dimensional array of them."""
-    single = hasattr(many, "getbands") or isinstance(many, str | os.PathLike)
-    if single or (isinstance(many, np.ndarray) and many.ndim != 4):
-        return [open_picture(many, config)]
-    if not isinstance(many, Sequence | np.ndarray) or not len(many):
+def open_images(images: Any, config: ViTConfig) -> list[SourceImage]:
+    """Opens one image, or a sequence or 4-dimensional array of them."""
+    single = hasattr(images, "getbands") or isinstance(images, str | os.PathLike)
+    if single or (isinstance(images, np.ndarray) and images.ndim != 4):
+        return [open_image(images, config)]
+    if not isinstance(images, Sequence | np.ndarray) or not len(images):
         raise ValueError(
-            "pictures must be a picture (a path, a PIL image or an array) or a sequence of at "
-            f"least one. Received: pictures={many!r}"
+            "images must be an image (a path, a PIL image or an array) or a sequence of at least "
+            f"one. Received: images={images!r}"
         )
-    return [open_picture(picture, config) for picture in many]
+    return [open_image(image, config) for image in images]
 
 
 def seen_part(height: int, width: int, config: ViTConfig) -> tuple[float, float, float, float]:
-    """Left, right, top and bottom of what preprocessing leaves of a picture, in its own pixels."""
+    """Left, right, top and bottom of what the model sees of an image, in the image's pixels."""
     resized = covering(height, width, config)
     top, left = corner(resized, config)
     tall, wide = config.image_size
@@ -104,7 +104,7 @@ def seen_part(height: int, width: int, config: ViTConfig) -> tuple[float, float,
 
 
 class Sheet:
-    """A figure of panels that share one axis, whose unit is a pixel of the first picture."""
+    """A figure of panels on one axis, whose unit is a pixel of the first image."""
 
     def __init__(
         self,
@@ -113,33 +113,33 @@ class Sheet:
         size: tuple[float, float],
         title: str,
         *,
-        labelled: bool = True,
+        labeled: bool = True,
         named: tuple[Sequence[str], Sequence[str]] | None = None,
         bar: bool = True,
     ):
-        """Panels for pictures of a size (width, height).
+        """Lays out the panels.
 
         Args:
             rows: Rows of panels.
             columns: Columns of panels.
-            size: Width and height of the pictures. Others are made to fit.
-            title: What is above.
-            labelled: Whether the panels have labels of their own.
+            size: Width and height of the images; images of other sizes are scaled to fit.
+            title: The title.
+            labeled: Whether to leave room for a label above each panel.
             named: Names of the rows and of the columns.
-            bar: Whether there will be a colour bar.
+            bar: Whether to leave room for a color bar.
         """
         width, height = size
-        # A very narrow picture still leaves room for its label.
+        # Panels of narrow images are wider, to leave room for the label.
         self.cell = max(width, 0.6 * height), max(height, 0.25 * width)
         self.few = rows * columns <= FEW
         longest = max(self.cell)
         inches = min(
             LARGEST / longest, PAGE / (columns * self.cell[0]), PAGE / (rows * self.cell[1])
-        )  # in a unit
-        self.gap = 0.1 / inches, (0.28 if labelled else 0.1) / inches
+        )  # per unit
+        self.gap = 0.1 / inches, (0.28 if labeled else 0.1) / inches
         steps = [c + g for c, g in zip(self.cell, self.gap, strict=True)]
         wide, high = columns * steps[0] - self.gap[0], rows * steps[1] - self.gap[1]
-        above = self.gap[1] if labelled else 0.0
+        above = self.gap[1] if labeled else 0.0
         names = named or ((), ())
         inside = wide * inches, (high + above) * inches
         left, head = 0.1 + 0.09 * max(map(len, names[0]), default=0), 0.25 * bool(named)
@@ -147,7 +147,7 @@ class Sheet:
         self.figure: Figure = self.axis.figure
         self.axis.set(xlim=(0, wide), ylim=(high, -above), aspect="equal")
         self.axis.spines[:].set_visible(False)
-        self.letters = max(8, int(self.cell[0] * inches / 0.07))  # as many as fit above a panel
+        self.letters = max(8, int(self.cell[0] * inches / 0.07))  # that fit above a panel
         letter = min(10, 14 * self.cell[0] * inches)  # "head 10" is no wider than its panel
         self.axis.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=letter)
         for put, texts, i in (
@@ -161,28 +161,28 @@ class Sheet:
         self,
         row: int,
         column: int,
-        picture: Picture,
+        image: SourceImage,
         values: np.ndarray | None = None,
         scale: Scale | None = None,
         *,
         label: str = "",
         mark: tuple[int, int] | None = None,
-        grid: tuple[int, int] | None = None,
+        grid: Sequence[int] = (1, 1),
     ) -> None:
-        """Draws a picture into a panel.
+        """Draws an image into a panel.
 
         Args:
             row: Row of the panel.
             column: Column of the panel.
-            picture: The picture, in grey where there are values.
-            values: `(rows, columns)`, laid over what the model sees; `(rows, columns, 3)` are
-                colours, which hide it.
-            scale: What the values mean.
-            label: What stands above the panel.
+            image: The image, drawn in gray below values.
+            values: `(rows, columns)` to draw over what the model sees, or opaque colors
+                `(rows, columns, 3)`.
+            scale: The color scale of the values.
+            label: The label above the panel.
             mark: Row and column of a patch to frame.
-            grid: Rows and columns of patches; by default those of the values.
+            grid: Rows and columns of patches, for `mark`.
         """
-        width, height = picture.size
+        width, height = image.size
         fit = min(self.cell[0] / width, self.cell[1] / height)
         x, y = (n * (c + g) for n, c, g in zip((column, row), self.cell, self.gap, strict=True))
         middle = x + self.cell[0] / 2
@@ -191,35 +191,34 @@ class Sheet:
         def extent(left, right, top, bottom):
             return x + fit * left, x + fit * right, y + fit * bottom, y + fit * top
 
-        pixels = picture.pixels if self.few else _smaller(picture.pixels)
+        pixels = image.pixels if self.few else _smaller(image.pixels)
         if values is not None:
-            grey = pixels @ np.asarray([0.299, 0.587, 0.114])
-            grey = GREY[0] + grey * (GREY[1] - GREY[0]) / 255
-            pixels = np.repeat(np.round(grey)[..., None], 3, -1).astype("uint8")
+            gray = pixels @ np.asarray([0.299, 0.587, 0.114])
+            gray = GRAY[0] + gray * (GRAY[1] - GRAY[0]) / 255
+            pixels = np.repeat(np.round(gray)[..., None], 3, -1).astype("uint8")
         self.axis.imshow(pixels, extent=extent(0, width, 0, height))
-        self._dim(extent, picture)
+        self._dim(extent, image)
         if values is not None:
             options: dict[str, Any] = {"interpolation": "nearest"}
             if values.ndim == 2 and scale is not None:
                 options |= {"cmap": CMAP, "norm": scale.norm(), "alpha": OPACITY}
-            drawn = self.axis.imshow(values, extent=extent(*picture.seen), **options)
+            drawn = self.axis.imshow(values, extent=extent(*image.seen), **options)
             self._map = drawn if values.ndim == 2 else self._map
-        grid = grid if values is None else values.shape[:2]
-        if mark is not None and grid is not None:
-            self._frame(extent(*picture.seen), grid, mark)
+        if mark is not None:
+            self._frame(extent(*image.seen), grid, mark)
         if label:
             label = label if len(label) <= self.letters else f"{label[: self.letters - 1]}…"
             at = middle, y - 0.2 * self.gap[1]
             self.axis.text(*at, label, ha="center", va="bottom", size=9, parse_math=False)
 
-    def colour_bar(self, scale: Scale) -> None:
-        """Says what the colours mean."""
-        colour_bar(self.axis, self._map, scale.label)
+    def color_bar(self, scale: Scale) -> None:
+        """Draws a color bar beside the panels."""
+        color_bar(self.axis, self._map, scale.label)
 
-    def _dim(self, extent, picture):
+    def _dim(self, extent, image):
         from matplotlib.patches import Rectangle
 
-        (width, height), (left, right, top, bottom) = picture.size, picture.seen
+        (width, height), (left, right, top, bottom) = image.size, image.seen
         for part in (
             (0, width, 0, top),
             (0, width, bottom, height),
@@ -238,14 +237,14 @@ class Sheet:
         left, right, bottom, top = extent
         width, height = (right - left) / grid[1], (bottom - top) / grid[0]
         at = left + mark[1] * width, top + mark[0] * height
-        for colour, line in (("black", 3.2), ("white", 1.4)):  # seen on any colour
+        for color, line in (("black", 3.2), ("white", 1.4)):  # visible on any color
             self.axis.add_patch(
-                Rectangle(at, width, height, fill=False, edgecolor=colour, linewidth=line)
+                Rectangle(at, width, height, fill=False, edgecolor=color, linewidth=line)
             )
 
 
 def columns_for(panels: int, size: tuple[int, int]) -> int:
-    """Columns of a block of panels: one row of a few, else about half as wide again as high."""
+    """The number of columns for panels: one row for a few, otherwise about 3:2 in shape."""
     width, height = size
     columns = panels if panels <= FEW else math.sqrt(1.5 * panels * max(height / width, 0.3))
     rows = max(1, round(panels / columns))
@@ -253,12 +252,12 @@ def columns_for(panels: int, size: tuple[int, int]) -> int:
 
 
 def top(values: np.ndarray) -> float:
-    """The largest value, as the end of a scale that begins at 0."""
+    """The upper end of a scale from 0."""
     return float(values.max()) or 1.0
 
 
 def ends(values: np.ndarray) -> tuple[float, float]:
-    """The ends of a scale that shows what difference there is."""
+    """The ends of a scale from the smallest to the largest value."""
     low, high = float(values.min()), float(values.max())
     return (low, high) if high > low else (0.0, high or 1.0)
 
@@ -272,17 +271,17 @@ def fixed_axis(
     top: float = 0.0,
     bar: bool = True,
 ) -> Any:
-    """An axis of exactly this width and height in inches, in a figure made to fit.
+    """A figure with one axis of exactly this width and height in inches.
 
-    Layout engines of matplotlib cut off labels beside pictures, whose proportion is fixed.
+    matplotlib's layout engines cut off labels of images, whose aspect ratio is fixed.
 
     Args:
         size: Width and height of the axis.
-        title: What is above.
-        left: Inches for what is on its left.
-        bottom: Inches for what is below.
-        top: Inches for what is above, below the title.
-        bar: Whether there is room on its right for a colour bar.
+        title: The title.
+        left: Margin on the left in inches.
+        bottom: Margin below in inches.
+        top: Margin between axis and title in inches.
+        bar: Whether to leave room for a color bar on the right.
 
     Returns:
         A matplotlib axis.
@@ -297,8 +296,8 @@ def fixed_axis(
     return figure.add_axes(place)
 
 
-def colour_bar(axis: Any, shown: Any, label: str) -> None:
-    """Says beside a `fixed_axis` what the colours of a drawn map mean."""
+def color_bar(axis: Any, shown: Any, label: str) -> None:
+    """Draws a color bar for a map beside a `fixed_axis`."""
     figure, place = axis.figure, axis.get_position()
     width, height = figure.get_size_inches()
     high = place.height * height
@@ -313,7 +312,7 @@ def colour_bar(axis: Any, shown: Any, label: str) -> None:
 def new_figure(
     width: float, height: float, title: str, layout: Literal["constrained"] | None = "constrained"
 ) -> "Figure":
-    """A figure of inches that belongs to nobody: pyplot keeps none and no window opens."""
+    """A figure, with its size in inches, that pyplot does not manage and no window shows."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -332,8 +331,8 @@ def _wrapped(title: str, width: float) -> str:
     return textwrap.fill(title, max(int(width * 10.5), 20))
 
 
-def _checked_array(picture: Any, config: ViTConfig) -> np.ndarray:
-    array = np.asarray(picture)
+def _checked_array(image: Any, config: ViTConfig) -> np.ndarray:
+    array = np.asarray(image)
     channels = (1, 3) if config.in_channels == 3 else (config.in_channels,)
     shaped = array.ndim == 2 and 1 in channels or array.ndim == 3 and array.shape[-1] in channels
     numbers = array.dtype.kind in "uif" and array.size > 0 and shaped
@@ -342,7 +341,7 @@ def _checked_array(picture: Any, config: ViTConfig) -> np.ndarray:
         if numbers:
             seen += f" with values in [{array.min():.3g}, {array.max():.3g}]"
         raise ValueError(
-            "picture must be a path, a PIL image, or an array of pixels from 0 to 255, (H, W) or "
+            "image must be a path, a PIL image, or an array of pixels from 0 to 255, (H, W) or "
             f"(H, W, C) with {' or '.join(map(str, channels))} channels. Received: {seen}"
         )
     return array

@@ -1,9 +1,9 @@
-"""The arrays of this package as figures, fit for print and for every eye.
+"""The arrays of this package as figures, in colors that are safe for color blindness and print.
 
-Each function returns a `matplotlib.figure.Figure` of its own, which pyplot does not know:
-`figure.savefig("rollout.png")` keeps it. A picture is a path, a PIL image, or an array `(H, W)` or
-`(H, W, C)` of pixels from 0 to 255; it is preprocessed here. Maps lie on it in its own resolution,
-over the part that the model sees; what the model does not see is pale.
+Each function returns a `matplotlib.figure.Figure` that pyplot does not manage:
+`figure.savefig("rollout.png")` saves it. An image is a path, a PIL image, or an array `(H, W)` or
+`(H, W, C)` of pixels from 0 to 255; it is preprocessed here. Maps are drawn over the part of the
+image that the model sees, at the image's own resolution; the rest of the image is pale.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.explain import attention, embeddings, tokens
+from keras_vit.explain import attention, embeddings, gradients, tokens
 from keras_vit.explain.charts import by_depth, tiled
-from keras_vit.explain.class_plots import plot_attention_gradient, plot_grad_cam
 from keras_vit.explain.panels import (
     CMAP,
-    Picture,
     Scale,
     Sheet,
-    colour_bar,
+    SourceImage,
+    color_bar,
     columns_for,
     ends,
-    open_picture,
-    open_pictures,
+    open_image,
+    open_images,
     top,
 )
 from keras_vit.model import ViT
@@ -32,193 +31,204 @@ from keras_vit.model import ViT
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "plot_attention_distance",
-    "plot_attention_entropy",
-    "plot_attention_gradient",
-    "plot_attention_maps",
-    "plot_attention_rollout",
-    "plot_class_token_maps",
-    "plot_grad_cam",
-    "plot_patch_filters",
-    "plot_patch_pca",
-    "plot_position_similarity",
-    "plot_region_similarity",
-]
-
 MOST_CELLS = 14
-"""Maps of position similarity along each axis; of a larger grid every second one, or fewer."""
+"""Most maps of position similarity along each axis; larger grids are subsampled."""
 
 
 # -- attention
 
 
 def plot_attention_maps(
-    model: ViT, picture: Any, layer: int = -1, *, query: tuple[int, int] | None = None
+    model: ViT, image: Any, layer: int = -1, *, query: tuple[int, int] | None = None
 ) -> "Figure":
-    """What one token attends to in one block, a panel a head.
+    """Plots what one token attends to in one block, a panel per head.
 
     Args:
         model: A `ViT`.
-        picture: A path, a PIL image or an array of pixels.
-        layer: The block, counted from 0 or from the end with negatives.
+        image: A path, a PIL image or an array of pixels.
+        layer: Index of the block; negative ones count from the end.
         query: Row and column of a patch, which is framed; None means the class token, or the mean
-            over the pooled tokens where there is none.
+            over the pooled tokens without one.
 
     Returns:
-        A figure. Where tokens stand in front of the patches, a panel says how much the patches get.
+        A figure. With prefix tokens, each panel shows in brackets how much all patches get.
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     config = model.config
     index = tokens.checked_block("layer", layer, config.depth)
     query = None if query is None else _checked_query(query, config)
-    seen = open_picture(picture, config)
+    source = open_image(image, config)
+    k = config.num_prefix_tokens
     if query is None:
-        maps = attention.class_token_maps(model, seen.images, index)[0, 0]  # (h, rows, columns)
+        maps = attention.class_token_maps(model, source.images, index)[0, 0]  # (h, rows, columns)
     else:
-        token = config.num_prefix_tokens + query[0] * config.grid[1] + query[1]
-        drawn = attention.attention_maps(model, seen.images, index)[0, 0, :, token]  # (h, T)
-        maps = drawn[:, config.num_prefix_tokens :].reshape(-1, *config.grid)
+        token = k + query[0] * config.grid[1] + query[1]
+        weights = attention.attention_maps(model, source.images, index)[0, 0, :, token]  # (h, T)
+        maps = weights[:, k:].reshape(-1, *config.grid)
     maps = 100 * maps
-    columns = columns_for(len(maps), seen.size)
-    rows = -(-len(maps) // columns)
-    who = "the class token" if config.class_token else _pooled(config)
-    title = f"Attention of {who if query is None else f'patch {query}'}; block {index}"
-    if config.num_prefix_tokens:
-        title += " (in brackets: to all patches)"
-    sheet = Sheet(rows, columns, seen.size, title)
+    title = f"Attention of {_class_token(config) if query is None else f'patch {query}'}"
+    title += f"; block {index}" + (" (in brackets: to all patches)" if k else "")
+    labels = [f"head {i}" + (f" ({maps[i].sum():.0f} %)" if k else "") for i in range(len(maps))]
     scale = Scale("attention to a patch (%, root scale)", 0.0, top(maps), root=True)
-    for head, values in enumerate(maps):
-        label = f"head {head}"
-        if config.num_prefix_tokens:
-            label += f" ({values.sum():.0f} %)"
-        place = divmod(head, columns)
-        sheet.draw(*place, seen, values, scale, label=label, mark=query)
-    sheet.colour_bar(scale)
-    return sheet.figure
+    return _map_panels(source, maps, labels, scale, title, plain=False, mark=query)
 
 
 def plot_class_token_maps(
-    model: ViT, picture: Any, layers: int | Sequence[int] | None = None
+    model: ViT, image: Any, layers: int | Sequence[int] | None = None
 ) -> "Figure":
-    """What the class token attends to, or the mean over the pooled tokens without one.
+    """Plots what the class token attends to, or the mean over the pooled tokens without one.
 
     Args:
         model: A `ViT`.
-        picture: A path, a PIL image or an array of pixels.
-        layers: Blocks, counted from 0 or from the end with negatives; None means all.
+        image: A path, a PIL image or an array of pixels.
+        layers: One or more block indices; negative ones count from the end. None means all.
 
     Returns:
-        A figure with a row a block and a column a head. Colours mean the same in all panels.
+        A figure with a row per block and a column per head. All panels have the same color scale.
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     config = model.config
     wanted = tokens.checked_layers(layers, config.depth)
-    seen = open_picture(picture, config)
-    maps = 100 * attention.class_token_maps(model, seen.images, wanted)[:, 0]
-    who = "the class token" if config.class_token else _pooled(config)
+    source = open_image(image, config)
+    maps = 100 * attention.class_token_maps(model, source.images, wanted)[:, 0]
     names = [f"block {i}" for i in wanted], [f"head {i}" for i in range(config.num_heads)]
-    sheet = Sheet(
-        len(wanted),
-        config.num_heads,
-        seen.size,
-        f"Attention of {who}",
-        labelled=False,
-        named=names,
-    )
+    title = f"Attention of {_class_token(config)}"
+    rows, columns = maps.shape[:2]
+    sheet = Sheet(rows, columns, source.size, title, labeled=False, named=names)
     scale = Scale("attention to a patch (%, root scale)", 0.0, top(maps), root=True)
-    for row, heads in enumerate(maps):
-        for column, values in enumerate(heads):
-            sheet.draw(row, column, seen, values, scale)
-    sheet.colour_bar(scale)
+    for row, column in np.ndindex(rows, columns):
+        sheet.draw(row, column, source, maps[row, column], scale)
+    sheet.color_bar(scale)
     return sheet.figure
 
 
 def plot_attention_rollout(
-    model: ViT, picture: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0
+    model: ViT, image: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0
 ) -> "Figure":
-    """What the head reads, followed back through all blocks to the patches.
+    """Plots how much each patch contributes to the head's input, by attention rollout.
 
     Args:
         model: A `ViT`.
-        picture: A path, a PIL image or an array of pixels.
-        head_fusion: How the heads become one: "mean", "max" or "min".
-        discard_ratio: Share of the smallest weights that is left out, in [0, 1).
+        image: A path, a PIL image or an array of pixels.
+        head_fusion: How to combine the heads: "mean", "max" or "min".
+        discard_ratio: Fraction of the smallest weights that are discarded, in [0, 1).
 
     Returns:
-        A figure: the picture, and `rollout_map` on it.
+        A figure: the image, and `rollout_map` on it.
     """
-    tokens.check_model(model)
-    seen = open_picture(picture, model.config)
-    values = (
-        100
-        * attention.rollout_map(
-            model, seen.images, head_fusion=head_fusion, discard_ratio=discard_ratio
-        )[0]
-    )
+    tokens.check_vit(model)
+    source = open_image(image, model.config)
+    options: dict[str, Any] = {"head_fusion": head_fusion, "discard_ratio": discard_ratio}
+    maps = 100 * attention.rollout_map(model, source.images, **options)
     title = f"Attention rollout, {head_fusion} of the heads"
     if discard_ratio:
         title += f", without the smallest {discard_ratio:.0%}"
-    # From what is drawn least to most: rollouts differ little from patch to patch.
-    scale = Scale("drawn from a patch (%)", *ends(values))
-    sheet = Sheet(1, 2, seen.size, title)
-    sheet.draw(0, 0, seen, label="picture")
-    sheet.draw(0, 1, seen, values, scale, label=f"drawn by {_pooled(model.config)}")
-    sheet.colour_bar(scale)
-    return sheet.figure
+    # From the smallest to the largest value, because the patches of a rollout differ little.
+    scale = Scale("contribution of a patch (%)", *ends(maps))
+    return _map_panels(source, maps, [f"contribution to {_pooled(model.config)}"], scale, title)
 
 
-def plot_attention_distance(model: ViT, pictures: Any) -> "Figure":
-    """How far the heads look, by depth: the paper's Fig. 7 (right).
+def plot_attention_distance(model: ViT, images: Any) -> "Figure":
+    """Plots how far heads look, by depth: the paper's Fig. 7 (right).
 
     Args:
         model: A `ViT`.
-        pictures: One picture or a sequence of them; some dozens make a steady figure.
+        images: One image or a sequence of them; several dozen give a stable figure.
 
     Returns:
-        A figure with a dot a head. The dashed line is a head that looks everywhere alike.
+        A figure with a dot per head. The dashed line is a head that attends to all patches equally.
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     config = model.config
-    seen = open_pictures(pictures, config)
-    values = attention.attention_distance(model, _batch(seen))
-    everywhere = attention.patch_distances(config.grid, config.patch_size).mean()
-    title = f"How far heads look, mean of {_count(seen)}"
-    return by_depth(
-        values, title, "mean attention distance (pixels)", everywhere, "all patches alike"
-    )
+    batch = _batch(open_images(images, config))
+    values = attention.attention_distance(model, batch)
+    even = attention.patch_distances(config.grid, config.patch_size).mean()
+    title = f"How far heads look, mean of {_count(batch)}"
+    return by_depth(values, title, "mean attention distance (pixels)", even, "all patches equally")
 
 
-def plot_attention_entropy(model: ViT, pictures: Any) -> "Figure":
-    """How widely the heads look, by depth.
+def plot_attention_entropy(model: ViT, images: Any) -> "Figure":
+    """Plots how widely heads look, by depth.
 
     Args:
         model: A `ViT`.
-        pictures: One picture or a sequence of them.
+        images: One image or a sequence of them.
 
     Returns:
-        A figure with a dot a head. The dashed line is a head that looks at all tokens alike.
+        A figure with a dot per head. The dashed line is a head that attends to all tokens equally.
     """
-    tokens.check_model(model)
-    seen = open_pictures(pictures, model.config)
-    values = attention.attention_entropy(model, _batch(seen))
-    most = float(np.log(model.config.num_tokens))
-    title = f"How widely heads look, mean of {_count(seen)}"
-    return by_depth(values, title, "entropy of attention (nats)", most, "all tokens alike")
+    tokens.check_vit(model)
+    batch = _batch(open_images(images, model.config))
+    values = attention.attention_entropy(model, batch)
+    even = float(np.log(model.config.num_tokens))
+    title = f"How widely heads look, mean of {_count(batch)}"
+    return by_depth(values, title, "entropy of attention (nats)", even, "all tokens equally")
+
+
+# -- evidence for a class
+
+
+def plot_grad_cam(
+    model: ViT,
+    image: Any,
+    classes: int | str | Sequence[int | str] | None = None,
+    *,
+    block: int = -1,
+) -> "Figure":
+    """Plots which patches are evidence for a class, by Grad-CAM on the tokens.
+
+    Args:
+        model: A `ViT` with a head.
+        image: A path, a PIL image or an array of pixels.
+        classes: One or more classes, as numbers or names in `config.labels`; None means the top
+            class.
+        block: Index of the block whose input is explained; negative ones count from the end.
+
+    Returns:
+        A figure: the image, and a panel per class. All panels have the same color scale.
+    """
+    tokens.check_vit(model)
+    index = tokens.checked_block("block", block, model.config.depth)
+
+    def maps(images, chosen):
+        return gradients.grad_cam(model, images, chosen, index)
+
+    return _class_maps(model, image, classes, maps, f"Grad-CAM on the tokens before block {index}")
+
+
+def plot_attention_gradient(
+    model: ViT, image: Any, classes: int | str | Sequence[int | str] | None = None
+) -> "Figure":
+    """Plots which patches are evidence for a class, by attention times its gradient.
+
+    Args:
+        model: A `ViT` with a head.
+        image: A path, a PIL image or an array of pixels.
+        classes: As in `plot_grad_cam`.
+
+    Returns:
+        A figure: the image, and a panel per class. All panels have the same color scale.
+    """
+    tokens.check_vit(model)
+
+    def maps(images, chosen):
+        return gradients.attention_gradient(model, images, chosen)
+
+    return _class_maps(model, image, classes, maps, "Attention times gradient, all blocks")
 
 
 # -- embeddings
 
 
 def plot_position_similarity(model: ViT) -> "Figure":
-    """How alike the positions are: the paper's Fig. 7 (centre).
+    """Plots how similar position embeddings are to each other: the paper's Fig. 7 (center).
 
     Args:
         model: A `ViT` with position embeddings.
 
     Returns:
-        A figure with a map for each patch, which lies where the patch lies. Of a grid of more than
-        14 rows or columns, every second patch has one, or fewer.
+        A figure with a map per patch, at the patch's place. Grids of more than 14 rows or columns
+        are subsampled.
     """
     values = embeddings.position_similarity(model)  # (rows, columns, rows, columns)
     rows, columns = values.shape[:2]
@@ -231,7 +241,7 @@ def plot_position_similarity(model: ViT) -> "Figure":
     scale = Scale("cosine to the other positions", *ends(values))
     shown = axis.images[0]
     shown.set(cmap=CMAP, clim=(scale.low, scale.high))
-    colour_bar(axis, shown, scale.label)
+    color_bar(axis, shown, scale.label)
     for put, n, size in (
         (axis.set_xticks, cells.shape[1], columns),
         (axis.set_yticks, cells.shape[0], rows),
@@ -242,15 +252,15 @@ def plot_position_similarity(model: ViT) -> "Figure":
 
 
 def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
-    """What the patch projection looks for: the paper's Fig. 7 (left).
+    """Plots the filters of the patch projection: the paper's Fig. 7 (left).
 
     Args:
         model: A `ViT`.
-        count: How many components; there may be fewer.
+        count: Number of components; there may be fewer.
 
     Returns:
-        A figure with the leading components first. One channel is grey, three are colours; others
-        are drawn side by side, each in grey.
+        A figure with the leading components first. Three channels are colors; other numbers of
+        channels are drawn side by side in gray.
     """
     filters = embeddings.patch_filters(model, count)  # (count, P, P, C)
     channels = filters.shape[-1]
@@ -262,11 +272,11 @@ def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
     across = min(7, len(filters))
     down = -(-len(filters) // across)
     cells = np.full((down * across, *filters.shape[1:3], 3), np.nan, "float32")
-    cells[: len(filters)] = filters  # grey is repeated
+    cells[: len(filters)] = filters  # one channel is broadcast to gray
     axis = tiled(cells.reshape(down, across, *cells.shape[1:]), title, (1, 1), bar=False)
-    from matplotlib.patches import Rectangle  # where it is missing, `tiled` has said so
+    from matplotlib.patches import Rectangle  # `tiled` has checked that it is installed
 
-    for i in range(len(filters)):  # a white edge on white paper is still seen
+    for i in range(len(filters)):  # so that white edges are visible on white paper
         row, column = divmod(i, across)
         corner = column * (cells.shape[2] + 1) - 0.5, row * (height + 1) - 0.5
         axis.add_patch(
@@ -278,61 +288,129 @@ def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
 
 
 def plot_region_similarity(
-    model: ViT, picture: Any, query: tuple[int, int] | None = None, *, block: int = -1
+    model: ViT, image: Any, query: tuple[int, int] | None = None, *, block: int = -1
 ) -> "Figure":
-    """Which regions look like one of them to the model.
+    """Plots which regions are similar to one patch.
 
     Args:
         model: A `ViT`.
-        picture: A path, a PIL image or an array of pixels.
-        query: Row and column of the patch to compare with, which is framed; None means the middle.
-        block: Whose tokens, counted from 0 or from the end with negatives.
+        image: A path, a PIL image or an array of pixels.
+        query: Row and column of the patch, which is framed; None means the middle.
+        block: Index of the block whose output is compared; negative ones count from the end.
 
     Returns:
-        A figure: the picture, and the cosines on it.
+        A figure: the image, and the cosines on it.
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     config = model.config
     index = tokens.checked_block("block", block, config.depth)
-    if query is None:
-        query = config.grid[0] // 2, config.grid[1] // 2
-    query = _checked_query(query, config)
-    seen = open_picture(picture, config)
-    values = embeddings.region_similarity(model, seen.images, index)[0][query]
-    scale = Scale("cosine of tokens", *ends(values))
+    middle = config.grid[0] // 2, config.grid[1] // 2
+    query = middle if query is None else _checked_query(query, config)
+    source = open_image(image, config)
+    maps = embeddings.region_similarity(model, source.images, index)[:, *query]
+    scale = Scale("cosine of tokens", *ends(maps))
     title = f"Regions like patch {query}, after block {index}"
-    sheet = Sheet(1, 2, seen.size, title)
-    sheet.draw(0, 0, seen, label="picture", mark=query, grid=config.grid)
-    sheet.draw(0, 1, seen, values, scale, label="similarity to the framed patch", mark=query)
-    sheet.colour_bar(scale)
-    return sheet.figure
+    labels = ["similarity to the framed patch"]
+    return _map_panels(source, maps, labels, scale, title, mark=query)
 
 
-def plot_patch_pca(model: ViT, pictures: Any, *, block: int = -1) -> "Figure":
-    """The three main differences between patch tokens, as red, green and blue.
+def plot_patch_pca(model: ViT, images: Any, *, block: int = -1) -> "Figure":
+    """Plots the leading principal components of the patch tokens as red, green and blue.
 
     Args:
         model: A `ViT`.
-        pictures: One picture or a sequence of them: a colour means the same in all.
-        block: Whose tokens, counted from 0 or from the end with negatives.
+        images: One image or a sequence of them, whose colors are comparable.
+        block: Index of the block whose output is shown; negative ones count from the end.
 
     Returns:
-        A figure with the pictures above and their components below.
+        A figure with the images above and their components below.
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     index = tokens.checked_block("block", block, model.config.depth)
-    seen = open_pictures(pictures, model.config)
-    colours = embeddings.patch_pca(model, _batch(seen), index)
+    sources = open_images(images, model.config)
+    colors = embeddings.patch_pca(model, _batch(sources), index)
     title = f"Patch tokens after block {index}; red, green, blue: components 1, 2, 3"
-    down, across = (1, 2) if len(seen) == 1 else (2, len(seen))
-    sheet = Sheet(down, across, seen[0].size, title, labelled=False, bar=False)
-    for i, (picture, values) in enumerate(zip(seen, colours, strict=True)):
-        sheet.draw(0, i, picture)
-        sheet.draw(*((0, 1) if down == 1 else (1, i)), picture, values)
+    down, across = (1, 2) if len(sources) == 1 else (2, len(sources))
+    sheet = Sheet(down, across, sources[0].size, title, labeled=False, bar=False)
+    for i, (source, values) in enumerate(zip(sources, colors, strict=True)):
+        sheet.draw(0, i, source)
+        sheet.draw(*((0, 1) if down == 1 else (1, i)), source, values)
     return sheet.figure
 
 
-# -- what they share
+# -- shared parts
+
+
+def _map_panels(
+    source: SourceImage,
+    maps: np.ndarray,
+    labels: Sequence[str],
+    scale: Scale,
+    title: str,
+    *,
+    plain: bool = True,
+    mark: tuple[int, int] | None = None,
+) -> "Figure":
+    """A figure of maps `(n, rows, columns)` on an image, after the plain image if `plain`."""
+    panels: list[tuple[str, Any]] = [("image", None)] if plain else []
+    panels += zip(labels, maps, strict=True)
+    columns = columns_for(len(panels), source.size)
+    sheet = Sheet(-(-len(panels) // columns), columns, source.size, title)
+    for i, (label, values) in enumerate(panels):
+        place = divmod(i, columns)
+        sheet.draw(*place, source, values, scale, label=label, mark=mark, grid=maps.shape[1:])
+    sheet.color_bar(scale)
+    return sheet.figure
+
+
+def _class_maps(model, image, classes, maps, title):
+    config = model.config
+    chosen = None if classes is None else _class_numbers(classes, config)
+    source = open_image(image, config)
+    best = _top_class(model, source.images)
+    chosen = [best] if chosen is None else chosen
+    found = maps(np.repeat(source.images, len(chosen), 0), chosen)
+    names = [config.labels[i] if config.labels else f"class {i}" for i in chosen]
+    labels = [
+        f"for {name}" + (" (top class)" if i == best else "")
+        for i, name in zip(chosen, names, strict=True)
+    ]
+    scale = Scale("evidence for the class (no unit)", 0.0, top(found))
+    return _map_panels(source, found, labels, scale, title)
+
+
+def _top_class(model: ViT, images: np.ndarray) -> int:
+    if not model.config.num_classes:
+        raise ValueError("model must have a head. Received: num_classes=0")
+    scores = tokens.as_numpy(model(images, training=False))[0]
+    if model.config.pooling is None:
+        scores = scores[tokens.read_tokens(model.config)].mean(0)
+    return int(scores.argmax())
+
+
+def _class_numbers(classes: Any, config: ViTConfig) -> list[int]:
+    """The numbers of classes that are given by number or name."""
+    labels: list[str] = list(config.labels or ())
+    names: list[Any] = []
+    if isinstance(classes, Sequence | np.ndarray) and not isinstance(classes, str):
+        names.extend(classes)
+    else:
+        names.append(classes)
+    numbers = []
+    for wanted in names:
+        known = isinstance(wanted, str) and labels.count(wanted) == 1
+        number = labels.index(wanted) if known else wanted
+        is_int = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not is_int or not 0 <= int(number) < config.num_classes:
+            named = ", or names in config.labels" if labels else ""
+            raise ValueError(
+                f"classes must be ints in [0, {config.num_classes - 1}]{named}. "
+                f"Received: classes={classes!r}"
+            )
+        numbers.append(int(number))
+    if not numbers:
+        raise ValueError(f"classes must name at least one class. Received: classes={classes!r}")
+    return numbers
 
 
 def _checked_query(query: Any, config: ViTConfig) -> tuple[int, int]:
@@ -341,23 +419,27 @@ def _checked_query(query: Any, config: ViTConfig) -> tuple[int, int]:
     ints = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in pair)
     if len(pair) != 2 or not ints or not (0 <= pair[0] < rows and 0 <= pair[1] < columns):
         raise ValueError(
-            f"query must be the (row, column) of a patch, of {rows} rows and {columns} columns. "
+            f"query must be the (row, column) of a patch, in {rows} rows and {columns} columns. "
             f"Received: query={query!r}"
         )
     return int(pair[0]), int(pair[1])
 
 
+def _class_token(config: ViTConfig) -> str:
+    return "the class token" if config.class_token else _pooled(config)
+
+
 def _pooled(config: ViTConfig) -> str:
-    """What the head reads."""
+    """The input of the head, in words."""
     if config.pooling == "token":
         return "the class token"
     every = config.pooling == "mean_all" and config.num_prefix_tokens
-    return "all tokens, on average" if every else "all patches, on average"
+    return "the mean of all tokens" if every else "the mean of all patches"
 
 
-def _batch(seen: Sequence[Picture]) -> np.ndarray:
-    return np.concatenate([picture.images for picture in seen])
+def _batch(sources: Sequence[SourceImage]) -> np.ndarray:
+    return np.concatenate([source.images for source in sources])
 
 
-def _count(seen: Sequence[Picture]) -> str:
-    return "1 picture" if len(seen) == 1 else f"{len(seen)} pictures"
+def _count(batch: np.ndarray) -> str:
+    return "1 image" if len(batch) == 1 else f"{len(batch)} images"

@@ -1,8 +1,8 @@
-"""One page on what a model sees in a picture: HTML with everything inside, to be clicked through.
+"""An interactive report on what a model sees in an image, as one HTML file.
 
-Python gathers the numbers; `page/` holds the page that draws them, without any other package.
+This module computes the numbers; the page in `page/` draws them, without other libraries.
 
-Shapes: L layers, h heads, T tokens, k of them in front of the patches, N = T - k patches.
+Shapes: L layers, h heads, T tokens, k prefix tokens, N = T - k patches.
 """
 
 import base64
@@ -18,47 +18,48 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_vit.atomic import atomic_path
 from keras_vit.explain import attention, embeddings, gradients, tokens
-from keras_vit.explain.panels import Picture, open_picture
+from keras_vit.explain.panels import SourceImage, open_image
 from keras_vit.model import ViT
 from keras_vit.paths import as_path
 
 PAGE = Path(__file__).parent / "page"
 MOST_ATTENTION = 8 << 20
-"""Weights, of one byte each, that a page holds; of a larger model only one query's are kept."""
+"""Most attention weights in a page, of one byte each; larger models get those of one query."""
 MOST_SIMILARITIES = 4 << 20
-"""Cosines, of one byte each, that a page holds of pairs of patches."""
+"""Most cosines of patch pairs in a page, of one byte each."""
 MOST_CELLS = 16
-"""Maps of the position similarity along each axis; of a larger grid every second one, or fewer."""
+"""Most maps of position similarity along each axis; larger grids are subsampled."""
 LONGEST = 800
-"""Pixels of the picture's longer side on the page."""
+"""Longer side of the image in the page, in pixels."""
 SMALL = 200
-"""A picture up to this size is enlarged pixel by pixel."""
+"""Images up to this size are enlarged without smoothing."""
 FILTERS = 28
 
 
 def write_report(
     model: ViT,
-    picture: Any,
+    image: Any,
     path: str | os.PathLike,
     *,
     title: str | None = None,
     top_k: int = 5,
 ) -> Path:
-    """Writes a page that shows what a model sees in a picture.
+    """Writes an HTML report on what a model sees in an image.
 
-    It is one HTML file that needs no network: the prediction, attention by layer and head and query
-    token, rollout and gradient maps, how far heads look, position similarity, patch filters and
-    patch features. What a model does not have is left out. Attention of more than 8 MB (L * h * T *
-    N weights) is kept for the class token alone.
+    The file works offline. It shows the prediction, attention by layer, head and query token,
+    rollout and gradient maps, attention distance and entropy, position similarity, patch filters
+    and patch features. What does not apply to a model is left out. If the attention exceeds 8 MB
+    (L * h * T * N weights), only that of the class token is included.
 
     Args:
         model: A `ViT`.
-        picture: One picture: a path, a PIL image, or an array `(H, W)` or `(H, W, C)` of pixels
-            from 0 to 255.
-        path: The file to write, .html or .htm; it appears whole, in place of one that is there.
-        title: What stands above; by default the picture's file name.
-        top_k: Classes that are named, and explained by gradients.
+        image: One image: a path, a PIL image, or an array `(H, W)` or `(H, W, C)` of pixels from 0
+            to 255.
+        path: The .html or .htm file to write. It is written atomically, and may replace a file.
+        title: The title; defaults to the image's file name.
+        top_k: Number of top classes to list and to explain by gradients.
 
     Returns:
         The path.
@@ -67,31 +68,33 @@ def write_report(
 
     >>> keras_vit.explain.write_report(model, "cat.jpg", "report.html")
     """
-    tokens.check_model(model)
+    tokens.check_vit(model)
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
         raise ValueError(f"top_k must be a positive int. Received: top_k={top_k!r}")
     target = as_path("path", path)
-    if target.suffix.lower() not in (".html", ".htm") or target.is_dir():  # no picture or model
+    if target.suffix.lower() not in (".html", ".htm") or target.is_dir():  # no image or model
         raise ValueError(
             "path must be a file, and no folder, whose name ends in .html or .htm. "
             f"Received: path={os.fspath(path)!r}"
         )
-    opened = open_picture(picture, model.config)
+    source = open_image(image, model.config)
     if title is None:
-        named = isinstance(picture, str | os.PathLike)
-        title = os.path.basename(os.fspath(picture)) if named else "What the model sees"
-    _write(target, _filled({"title": title, **report_data(model, opened, top_k)}))
+        named = isinstance(image, str | os.PathLike)
+        title = os.path.basename(os.fspath(image)) if named else "What the model sees"
+    content = _filled({"title": title, **report_data(model, source, top_k)})
+    with atomic_path(target) as temporary:
+        temporary.write_text(content, encoding="utf-8", newline="\n")
     return target
 
 
-def report_data(model: ViT, picture: Picture, top_k: int = 5) -> dict[str, Any]:
-    """What the page draws, as JSON can hold it; None for what the model does not have."""
-    config, images = model.config, picture.images
+def report_data(model: ViT, source: SourceImage, top_k: int = 5) -> dict[str, Any]:
+    """The page's data, to be written as JSON; None for what does not apply to the model."""
+    config, images = model.config, source.images
     classes = _best_classes(model, images, top_k)
     has_positions = config.position_embedding != "none"
     return {
         "model": _facts(model),
-        "picture": _picture(picture),
+        "image": _image(source),
         "grid": config.grid,
         "prefix": config.num_prefix_tokens,
         "classToken": config.class_token,
@@ -119,16 +122,16 @@ def _facts(model: ViT) -> str:
     )
 
 
-def _picture(picture: Picture) -> dict[str, Any]:
-    """The picture as a data URI, and what the model sees of it as shares of its sides."""
+def _image(source: SourceImage) -> dict[str, Any]:
+    """The image as a data URI, and the part that the model sees, relative to its size."""
     from PIL import Image
 
-    width, height = picture.size
-    image = Image.fromarray(picture.pixels)
+    width, height = source.size
+    image = Image.fromarray(source.pixels)
     small = max(width, height) <= SMALL
     if not small:
         image.thumbnail((LONGEST, LONGEST))
-    left, right, top, bottom = picture.seen
+    left, right, top, bottom = source.seen
     seen = [left / width, top / height, (right - left) / width, (bottom - top) / height]
     return {
         "source": _data_uri(image, "PNG" if small else "JPEG"),
@@ -140,7 +143,7 @@ def _picture(picture: Picture) -> dict[str, Any]:
 
 
 def _best_classes(model: ViT, images: np.ndarray, top_k: int) -> list[dict[str, Any]] | None:
-    """The best classes and their scores; None where the model names none."""
+    """The top classes and their scores; None for a model without class scores."""
     config = model.config
     if not config.num_classes or config.pooling is None:
         return None
@@ -154,7 +157,7 @@ def _best_classes(model: ViT, images: np.ndarray, top_k: int) -> list[dict[str, 
 
 
 def _attention(model: ViT, images: np.ndarray) -> dict[str, Any]:
-    """What queries draw from patches: every token's, or where that is too much one query's."""
+    """Attention to patches: of every token, or of one query if that is too much data."""
     config = model.config
     rows = config.depth * config.num_heads * config.num_patches
     whole = rows * config.num_tokens <= MOST_ATTENTION
@@ -180,7 +183,7 @@ def _attention(model: ViT, images: np.ndarray) -> dict[str, Any]:
 def _gradients(
     model: ViT, images: np.ndarray, classes: list[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """A map of each class by each method."""
+    """A map per method and class."""
     numbers = [found["class"] for found in classes]
     repeated = np.repeat(images, len(numbers), axis=0)
     return {
@@ -193,7 +196,7 @@ def _gradients(
 
 
 def _positions(model: ViT) -> dict[str, Any]:
-    """Similarities of some positions, in rows and columns, with all of them."""
+    """Similarities of a subsampled grid of positions with all positions."""
     similarity = embeddings.position_similarity(model)
     rows, columns = (
         np.arange(0, size, -(-size // MOST_CELLS)).tolist() for size in similarity.shape[:2]
@@ -209,31 +212,31 @@ def _positions(model: ViT) -> dict[str, Any]:
 
 
 def _filters(model: ViT) -> dict[str, Any] | None:
-    """The filters as RGB; None where their channels are neither grey nor red, green and blue."""
+    """The filters as RGB; None unless they have one or three channels."""
     if model.config.in_channels not in (1, 3):
         return None
     filters = _finite("patch_filters", embeddings.patch_filters(model, FILTERS))
-    colours = np.broadcast_to(filters, (*filters.shape[:3], 3))
+    colors = np.broadcast_to(filters, (*filters.shape[:3], 3))
     return {
         "count": len(filters),
         "size": list(filters.shape[1:3]),
-        "levels": _bytes(_levels(colours, 1.0)),
+        "levels": _bytes(_levels(colors, 1.0)),
     }
 
 
 def _features(model: ViT, images: np.ndarray) -> dict[str, Any]:
-    """The patch tokens as colours, and their similarities where these are not too many."""
+    """The patch tokens as colors, and their similarities unless these are too many."""
     config = model.config
-    colours = similarity = None
+    colors = similarity = None
     if min(config.width, config.num_patches) >= 3:  # as many components
-        colours = _bytes(_levels(_finite("patch_pca", embeddings.patch_pca(model, images)), 1.0))
+        colors = _bytes(_levels(_finite("patch_pca", embeddings.patch_pca(model, images)), 1.0))
     if config.num_patches**2 <= MOST_SIMILARITIES:
         cosines = _finite("region_similarity", embeddings.region_similarity(model, images))
         similarity = _bytes(_levels(np.maximum(cosines, 0), 1.0))
-    return {"colours": colours, "similarity": similarity}
+    return {"colors": colors, "similarity": similarity}
 
 
-# -- numbers as text
+# -- numbers for JSON
 
 
 def _map(name: str, values: np.ndarray) -> dict[str, Any]:
@@ -268,13 +271,10 @@ def _data_uri(image: Any, kind: str) -> str:
     return f"data:image/{kind.lower()};base64,{content}"
 
 
-# -- the file
-
-
 def _filled(data: dict[str, Any]) -> str:
     """The page with its style, script and data."""
     title = data["title"].encode("utf-8", "replace").decode("utf-8")
-    # Inside a script element nothing is escaped, and "</script>" or "<!--" would end it.
+    # HTML does not unescape script elements, and "</script>" or "<!--" would end one.
     text = json.dumps(data, allow_nan=False)
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -286,14 +286,3 @@ def _filled(data: dict[str, Any]) -> str:
     }
     template = (PAGE / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
-
-
-def _write(target: Path, content: str) -> None:
-    """Beside it and then moved, so that no half page has its name."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
-    try:
-        temporary.write_text(content, encoding="utf-8", newline="\n")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

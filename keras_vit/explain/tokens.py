@@ -1,8 +1,4 @@
-"""Runs a model block by block: what every explanation reads from it.
-
-A block is called as it stands, without dropout, on the tokens of the one before, so that what is
-read is what the model computes and nothing of the model changes.
-"""
+"""Runs a model block by block, without changing it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,21 +12,18 @@ from keras_vit.model import ViT
 from keras_vit.preprocessing import model_input
 
 BATCH_BYTES = 1 << 26
-"""Of the attention weights of one block that are held at a time."""
+"""Most bytes of attention weights that are held in memory: those of one block."""
 
 
-def check_model(model: Any) -> None:
-    """Raises `ValueError` for what is no `ViT`."""
+def check_vit(model: Any) -> None:
+    """Raises `ValueError` unless `model` is a `ViT`."""
     if not isinstance(model, ViT):
         raise ValueError(f"model must be a keras_vit.ViT. Received: model={model!r}")
 
 
 def checked_images(images: Any, config: ViTConfig) -> np.ndarray:
-    """Images as the model takes them, in float32; uint8 pixels of its size are normalised.
-
-    Floats that were not normalized are refused, as `preprocessing.check_normalized` says.
-    """
-    # A tensor may be on a GPU or have a gradient, of which NumPy alone makes nothing.
+    """Checks preprocessed images, or normalizes uint8 pixels of the model's size, to float32."""
+    # NumPy cannot read tensors that are on a GPU or require a gradient.
     array = np.asarray(ops.convert_to_numpy(images) if ops.is_tensor(images) else images)
     known = array.dtype.kind == "f" or array.dtype == np.uint8
     if array.ndim != 4 or not len(array) or array.shape[1:] != config.input_shape or not known:
@@ -43,7 +36,7 @@ def checked_images(images: Any, config: ViTConfig) -> np.ndarray:
 
 
 def checked_block(name: str, value: Any, depth: int) -> int:
-    """The index of a block, counted from 0 or from the end with negatives, from 0."""
+    """Checks the index of a block, and makes a negative one count from 0."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         rule = "be one int or several" if name == "layers" else "be an int"
         raise ValueError(f"{name} must {rule}. Received: {name}={value!r}")
@@ -53,7 +46,7 @@ def checked_block(name: str, value: Any, depth: int) -> int:
 
 
 def checked_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
-    """The indices of the blocks that are asked for, from 0; None means all."""
+    """Checks the indices of blocks, and makes them count from 0; None means all."""
     if layers is None:
         return list(range(depth))
     several = layers if isinstance(layers, Sequence | np.ndarray) else [layers]
@@ -64,13 +57,13 @@ def checked_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
 
 
 def read_tokens(config: ViTConfig) -> slice:
-    """The tokens of the last block that the head reads: the patches where it reads each token."""
+    """The tokens of the last block that the head reads; without pooling, the patches."""
     if config.pooling == "token":
         return slice(0, 1)
     return slice(0 if config.pooling == "mean_all" else config.num_prefix_tokens, None)
 
 
-def batches(images: np.ndarray, config: ViTConfig) -> Iterator[slice]:
+def batch_slices(images: np.ndarray, config: ViTConfig) -> Iterator[slice]:
     """Parts of a batch whose attention weights fit into `BATCH_BYTES`, or single images."""
     size = max(1, BATCH_BYTES // (4 * config.num_heads * config.num_tokens**2))
     for start in range(0, len(images), size):
@@ -78,18 +71,18 @@ def batches(images: np.ndarray, config: ViTConfig) -> Iterator[slice]:
 
 
 def embedded(model: ViT, images: np.ndarray) -> Any:
-    """z_0 of Eq. 1, `(B, T, D)`: what the first block reads."""
+    """z_0 of Eq. 1, `(B, T, D)`: the input of the first block."""
     stem = keras.Model(model.input, model.blocks[0].input)
     return ops.stop_gradient(stem(images, training=False))
 
 
 def after(block: Any, tokens: Any) -> Any:
-    """What a block makes of tokens, `(B, T, D)`."""
-    return ops.stop_gradient(block(tokens, training=False))  # torch keeps no graph then
+    """The output of a block, `(B, T, D)`, without a graph on torch."""
+    return ops.stop_gradient(block(tokens, training=False))
 
 
 def after_with_scores(block: Any, tokens: Any) -> tuple[Any, np.ndarray]:
-    """The same, and the block's attention weights, `(B, h, T, T)` in float32."""
+    """The output of a block, and its attention weights `(B, h, T, T)` in float32."""
     tokens, scores = block(tokens, training=False, return_attention_scores=True)
     return ops.stop_gradient(tokens), as_numpy(scores)
 
@@ -100,11 +93,11 @@ def as_numpy(x: Any) -> np.ndarray:
 
 
 def patch_tokens(model: ViT, images: Any, block: int) -> np.ndarray:
-    """The patch tokens that a block returns, `(B, N, D)` in float32.
+    """The patch tokens after a block, `(B, N, D)` in float32.
 
-    Those of the last block pass the last LayerNorm where the model has one before its pooling.
+    After the last block, the model's last LayerNorm is applied if it comes before the pooling.
     """
-    check_model(model)
+    check_vit(model)
     config = model.config
     index = checked_block("block", block, config.depth)
     images = checked_images(images, config)
@@ -112,7 +105,7 @@ def patch_tokens(model: ViT, images: Any, block: int) -> np.ndarray:
     if index == config.depth - 1 and config.final_norm == "before_pooling":
         layers.append(model.get_layer("encoder_norm"))
     found = []
-    for part in batches(images, config):
+    for part in batch_slices(images, config):
         z = embedded(model, images[part])
         for layer in layers:
             z = after(layer, z)

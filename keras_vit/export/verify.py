@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.preprocessing import check_normalized, most_pixels, normalised, preprocess
+from keras_vit.preprocessing import check_normalized, most_pixels, normalize, preprocess
 from keras_vit.runtime.base import Runtime
 from keras_vit.runtime.saved_model import SavedModelRuntime
 
@@ -193,7 +193,7 @@ def latencies(functions: Sequence[Callable[[], Any]], seconds: float = 1.0) -> l
 def latencies_of_both(export: Any, model: ViT, batch_size: int = 1) -> list[float]:
     """Milliseconds for one image: of an exported file, and of the Keras model on its backend."""
     pixels = generated_images(model.config, batch_size)
-    floats = normalised(pixels, model.config)
+    floats = normalize(pixels, model.config)
     images = pixels if export.images == "uint8" else floats
     plain: Any = model.predict_on_batch
     if keras.backend.backend() == "tensorflow":

@@ -1,4 +1,4 @@
-"""The building blocks of a Vision Transformer, one a file."""
+"""The building blocks of a Vision Transformer, one per file."""
 
 from keras_vit.layers.attention import MultiHeadAttention
 from keras_vit.layers.class_token import ClassToken

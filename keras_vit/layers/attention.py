@@ -1,4 +1,6 @@
-"""Multi-head self-attention, Eq. 5 to 8: Keras' layer, computed in a better order."""
+"""Multi-head self-attention, Eq. 5 to 8: Keras' layer with faster products."""
+
+import math
 
 import keras
 from keras import ops
@@ -9,7 +11,7 @@ from keras_vit.layers.layer_norm import LayerNormalization
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
-    """`keras.layers.MultiHeadAttention` with a float32 softmax, faster products and q/k norms.
+    """`keras.layers.MultiHeadAttention` with faster products, a float32 softmax and q/k norms.
 
     Shapes: B batch, T tokens, D width, h heads, d key_dim.
 
@@ -18,26 +20,25 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     SA(z) = A v                              (7)
     MSA(z) = [SA_1(z); ...; SA_h(z)] U_msa   (8)
 
-    Weights, names, config and sub-layers are those of the Keras layer, so LoRA, int8 quantisation,
-    sharding maps and `return_attention_scores` work as Keras documents. What differs:
+    Weights, names, config and sub-layers are those of the Keras layer, so LoRA, int8 quantization,
+    sharding maps and `return_attention_scores` work as Keras documents. The differences:
 
-    - Self-attention without a mask projects tokens flattened to (B * T, D), where bias and product
-      fuse. Quantised layers, masks and cross-attention take Keras' own path.
+    - Self-attention without a mask projects tokens flattened to (B * T, D), where backends fuse
+      product and bias. Quantized layers, masks and cross-attention use Keras' implementation.
     - The softmax is in at least float32, and attention dropout costs nothing outside training.
-    - With `qk_norm` each head's queries and keys pass a LayerNorm before they meet
-      (arXiv 2302.05442).
-    - The output projection may have a bias where query, key and value have none.
+    - `qk_norm` applies a LayerNorm to each head's queries and keys (arXiv 2302.05442).
+    - `output_bias` sets the bias of the output projection alone.
 
     Args:
         num_heads: h.
         key_dim: d.
-        qk_norm: Whether to normalise queries and keys.
+        qk_norm: Whether to normalize queries and keys.
         norm_epsilon: Epsilon of these LayerNorms.
-        output_bias: Whether the output projection has a bias; None means as `use_bias` says.
+        output_bias: Whether the output projection has a bias; None means `use_bias`.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
-        As of `keras.layers.MultiHeadAttention`: `query` and `value` are `(B, T, D)`.
+        Those of `keras.layers.MultiHeadAttention`; `query` and `value` are `(B, T, D)`.
 
     Returns:
         `(B, T, D)`, and with `return_attention_scores=True` also the weights `(B, h, T, T)`.
@@ -82,7 +83,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     def _make_output_dense(self, query_shape, common_kwargs, name=None):
         if self.output_bias is None:
             return super()._make_output_dense(query_shape, common_kwargs, name)
-        free = "abc"[: len(query_shape) - 1]  # the axes in front of the heads
+        free = "abc"[: len(query_shape) - 1]  # the axes before the heads
         return keras.layers.EinsumDense(
             f"{free}hd,hdo->{free}o",
             output_shape=(*[None] * (len(free) - 1), query_shape[-1]),
@@ -139,26 +140,19 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         return (x, scores) if return_attention_scores else x
 
     def _is_plain(self):
-        """Whether every projection computes what its kernel and bias say."""
+        """Whether the layer computes Eq. 5 to 8 from the kernels and biases alone."""
+        projections = (self.query_dense, self.key_dense, self.value_dense, self.output_dense)
         return (
             not self._use_gate
             and self._sliding_window is None
             and self._output_shape is None
             and self.value_dim == self.key_dim
-            and all(
-                dense.quantization_mode is None
-                for dense in (
-                    self.query_dense,
-                    self.key_dense,
-                    self.value_dense,
-                    self.output_dense,
-                )
-            )
+            and all(dense.quantization_mode is None for dense in projections)
         )
 
     def _has_kernel(self, dtype):
-        """Whether the backend has an attention kernel, with a float32 softmax, worth calling."""
-        # TensorFlow has none; JAX has none for float16 on a CPU.
+        """Whether the backend has a fast attention kernel with a float32 softmax."""
+        # TensorFlow has none; JAX has none for float16 on CPU.
         backend = keras.backend.backend()
         float16 = keras.backend.standardize_dtype(dtype) == "float16"
         return backend == "torch" or (backend == "jax" and not float16)
@@ -211,14 +205,11 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
 
 
 def _product(x, dense, split):
-    """What an EinsumDense computes, as a plain matrix product.
+    """Computes an EinsumDense as a matrix product.
 
-    The kernel's axes before `split` become its rows, the others its columns. `dense.kernel` has the
-    LoRA delta in it where there is one.
+    The kernel's axes before `split` become rows, the others columns. `dense.kernel` includes the
+    LoRA delta.
     """
-    kernel = dense.kernel
-    rows = 1
-    for size in kernel.shape[:split]:
-        rows *= size
-    x = ops.matmul(x, ops.reshape(kernel, (rows, -1)))
+    rows = math.prod(dense.kernel.shape[:split])
+    x = ops.matmul(x, ops.reshape(dense.kernel, (rows, -1)))
     return x if dense.bias is None else ops.add(x, ops.reshape(dense.bias, (-1,)))

@@ -1,4 +1,4 @@
-"""Learned tokens beside the patches: the class token of Eq. 1, and registers."""
+"""Learned tokens: the class token of Eq. 1, and registers."""
 
 import keras
 from keras import ops
@@ -6,18 +6,17 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ClassToken(keras.layers.Layer):
-    """Puts learned tokens into a sequence: by default one class token at its head.
+    """Inserts learned tokens into a sequence: by default, one class token at the start.
 
     Shapes: B batch, T tokens, n learned tokens, D width.
 
-    `z = [x_class; x_1; ...; x_T]`. The state of the class token after the last block is the image's
-    representation. Registers (arXiv 2309.16588) are more of the same, behind the class token, and
-    are thrown away at the end.
+    `z = [x_class; x_1; ...; x_T]`. The state of the class token after the last block represents the
+    image. Registers (arXiv 2309.16588) are further learned tokens after it, which the head ignores.
 
     Args:
-        num_tokens: How many tokens.
-        index: The place of the first one: 0 for the class token, 1 for registers behind it.
-        initializer: Initialiser of the tokens.
+        num_tokens: Number of tokens.
+        index: Index of the first one: 0 for the class token, 1 for registers after it.
+        initializer: Initializer of the tokens.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:

@@ -1,4 +1,4 @@
-"""Layers made of layers: which of their parts train, as a config that comes back."""
+"""Saves which sub-layers and weights of a layer or model are trainable."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,12 +9,11 @@ KEY = "trainable_parts"
 
 
 class Composite(keras.layers.Layer):
-    """Puts the `trainable` flags of sub-layers into the config, where Keras drops them.
+    """Base class of layers with sub-layers: saves their `trainable` flags in the config.
 
-    Keras saves one flag a layer, and a layer that is made with `trainable=False` does not hand it
-    on to its sub-layers: a frozen block, Keras' own MultiHeadAttention too, is trained after a
-    reload. A subclass calls `self._restore_trainable()` at the end of `build`, where the last
-    sub-layers are made.
+    Keras saves only the flag of the layer itself, and does not pass it on to sub-layers when the
+    layer is created from its config. So without this class, frozen blocks would be trainable again
+    after loading. Subclasses call `self._restore_trainable()` at the end of `build`.
     """
 
     _restored: Mapping[str, bool] | None = None
@@ -34,7 +33,7 @@ class Composite(keras.layers.Layer):
 
     def _restore_trainable(self) -> None:
         if self._restored is not None:
-            # Not `self.trainable = self.trainable`, which does nothing on TensorFlow.
+            # `self.trainable = self.trainable` does nothing on TensorFlow.
             for part in self._flatten_layers(False, recursive=False):
                 part.trainable = self.trainable
             set_trainable_parts(self, self._restored)
@@ -42,16 +41,15 @@ class Composite(keras.layers.Layer):
 
 
 def trainable_parts(layer: keras.layers.Layer) -> dict[str, bool]:
-    """The parts of a layer or model whose `trainable` is not that of what holds them.
+    """The sub-layers and weights whose `trainable` flag differs from that of their owner.
 
-    Adapters of LoRA are left out: Keras saves the kernel with them added. The kernel, which LoRA
-    froze, is in.
+    LoRA adapters are not included, because Keras merges them on saving; kernels frozen by LoRA are.
 
     Args:
         layer: A built layer or a functional model.
 
     Returns:
-        Path of a sub-layer or weight, relative to `layer` -> its flag; from the outside in.
+        The flags by path relative to `layer`, outer parts first.
     """
     return {
         path: part.trainable
@@ -61,11 +59,11 @@ def trainable_parts(layer: keras.layers.Layer) -> dict[str, bool]:
 
 
 def set_trainable_parts(layer: keras.layers.Layer, parts: Mapping[str, bool]) -> None:
-    """The reverse of `trainable_parts`, on a layer whose parts all have its own flag.
+    """Sets the flags that `trainable_parts` returned.
 
     Args:
-        layer: A built layer or a functional model.
-        parts: What `trainable_parts` returned, from a file that may hold anything.
+        layer: A built layer or a functional model, all parts of which have its own flag.
+        parts: The flags by path; they are checked, because they come from a file.
     """
     if not isinstance(parts, Mapping) or any(type(flag) is not bool for flag in parts.values()):
         raise ValueError(
@@ -77,20 +75,20 @@ def set_trainable_parts(layer: keras.layers.Layer, parts: Mapping[str, bool]) ->
             f"{KEY} must name layers or weights of {layer.name!r}. "
             f"Received: {', '.join(map(repr, unknown))}"
         )
-    for path, part in known.items():  # from the outside in, because a layer hands its flag on
+    for path, part in known.items():  # outer parts first, because they set the flag of inner ones
         if path in parts:
             part.trainable = parts[path]
 
 
 def _parts(layer, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every weight and sub-layer below a layer: its path, itself and the layer that holds it."""
-    # Not `layer.weights`: scales of int8 and the like are never trained, whatever the flag says.
+    """Path, weight or sub-layer, and owner, of everything inside a layer."""
+    # Not `layer.weights`, which includes int8 scales; those are never trained.
     for weight in layer._trainable_variables:
         if not weight.name.startswith("lora_kernel"):
             yield prefix + weight.name, weight, layer
-    # Of a model only the graph's layers: what a user attaches to it is not in its config.
+    # Of a model only the layers of its graph: layers set as attributes are not in its config.
     is_model = isinstance(layer, keras.Model)
     for part in layer.layers if is_model else layer._flatten_layers(False, recursive=False):
-        if part.weights:  # the flag of a Dropout says nothing
+        if part.weights:
             yield prefix + part.name, part, layer
             yield from _parts(part, f"{prefix}{part.name}/")

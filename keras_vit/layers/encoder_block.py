@@ -33,22 +33,22 @@ class EncoderBlock(Composite):
         key_dim: Size of a head; None means D / h.
         block_norm: "pre" or "post".
         qkv_bias: Whether query, key and value projections have a bias.
-        qk_norm: Whether queries and keys are normalised.
+        qk_norm: Whether to normalize queries and keys.
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
-        layer_scale: Initial gain of LayerScale on both branches, or None.
-        dropout: Rate after attention and after each Dense of the MLP.
-        attention_dropout: Rate on the attention weights.
-        drop_path: Chance that an image skips a branch in training.
+        layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
+        dropout: Dropout rate after attention and after each Dense of the MLP.
+        attention_dropout: Dropout rate of the attention weights.
+        drop_path: Probability that an image skips a branch in training.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
         x: Tokens, `(B, T, D)`.
-        training: Whether dropout acts.
+        training: Whether to apply dropout.
         return_attention_scores: Whether to return the attention weights too.
 
     Returns:
-        `(B, T, D)`, and on request the weights `(B, h, T, T)`, whose rows sum to 1.
+        `(B, T, D)`, and if requested the attention weights `(B, h, T, T)`, whose rows sum to 1.
 
     Reference:
         arXiv 2010.11929, Eq. 2 and 3.
@@ -101,8 +101,8 @@ class EncoderBlock(Composite):
         self.drop_path = drop_path
 
         head_dim = key_dim or width // num_heads
-        # Glorot's limit for the (D, h * d) matrix. Keras would read the three axes of the kernel
-        # as those of a convolution and start far smaller.
+        # Glorot's limit for the (D, h * d) matrix. Keras would treat the kernel's three axes as
+        # those of a convolution, and draw much smaller values.
         limit = math.sqrt(6 / (width + num_heads * head_dim))
         policy = self.dtype_policy
         self.attention_norm = self._norm("attention_norm")
@@ -123,11 +123,11 @@ class EncoderBlock(Composite):
         self.mlp = MLP(mlp_dim, width, gelu=gelu, dropout=dropout, dtype=policy, name="mlp")
         self.attention_scale = self._scale("attention_scale")
         self.mlp_scale = self._scale("mlp_scale")
-        # A Dropout whose mask has one entry an image is stochastic depth.
+        # A Dropout with one mask entry per image is stochastic depth.
         self.attention_drop_path = self._drop_path("attention_drop_path")
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
         pre = block_norm == "pre"
-        # Where the LayerNorms act: before each branch, or after each sum.
+        # The LayerNorms are applied before each branch, or after each sum.
         self._before, self._after = (_normed, _skipped) if pre else (_skipped, _normed)
 
     def _norm(self, name):

@@ -1,4 +1,4 @@
-"""LayerNorm: Keras' layer, with fewer passes over the tokens on TensorFlow."""
+"""LayerNorm: Keras' layer, faster to train on TensorFlow."""
 
 import keras
 from keras import ops
@@ -6,13 +6,12 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """`keras.layers.LayerNormalization` over the last axis, cheaper to train on TensorFlow.
+    """`keras.layers.LayerNormalization`, with fewer passes over the tokens on TensorFlow.
 
     Shapes: B batch, T tokens, D width.
 
-    `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, in at least float32, with the
-    deviation from the mean computed once. On other backends a kernel or a compiler does all of it
-    at once: Keras' own path.
+    `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, in at least float32; `x - mean` is
+    computed once. On other backends, whose kernels or compilers fuse it, Keras' code runs.
 
     Args:
         **kwargs: Arguments of `keras.layers.LayerNormalization`.

@@ -1,4 +1,4 @@
-"""LayerScale: a learned gain a channel on a residual branch."""
+"""LayerScale: a learned gain per channel on a residual branch."""
 
 import keras
 from keras import ops
@@ -6,14 +6,14 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerScale(keras.layers.Layer):
-    """Multiplies each channel by a learned number that starts small.
+    """Multiplies each channel by a learned gain.
 
     Shapes: B batch, T tokens, D width.
 
     `z + diag(gamma) f(z)`: deep models train better when their branches start near zero.
 
     Args:
-        initial_value: Where every gain starts.
+        initial_value: Initial value of the gains.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:

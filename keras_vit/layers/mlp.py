@@ -10,23 +10,23 @@ from keras_vit.layers.composite import Composite
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MLP(Composite):
-    """Two Dense layers with a GELU between them, on each token alone.
+    """Two Dense layers with a GELU between them, applied to each token.
 
     Shapes: B batch, T tokens, D width, M hidden size.
 
-    `MLP(z) = GELU(z W_1 + b_1) W_2 + b_2`. Tokens are flattened to (B * T, D), because there
-    TensorFlow fuses bias and GELU into the matrix product.
+    `MLP(z) = GELU(z W_1 + b_1) W_2 + b_2`. Tokens are flattened to (B * T, D), where TensorFlow
+    fuses bias and GELU into the matrix product.
 
     Args:
         hidden_dim: M, units of the first Dense.
         width: D, units of the second.
         gelu: "exact" (erf) or "tanh".
-        dropout: Rate after each Dense.
+        dropout: Dropout rate after each Dense.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
         x: `(B, T, D)`.
-        training: Whether dropout acts.
+        training: Whether to apply dropout.
 
     Returns:
         `(B, T, D)`.
@@ -77,7 +77,7 @@ class MLP(Composite):
         return ops.reshape(x, (-1, *shape[1:-1], self.width))  # (B, T, D)
 
     def _gelu(self, x, training):
-        # In training TensorFlow fuses no GELU, and its own form of the exact one is slow there.
+        # In training TensorFlow does not fuse the GELU, and its exact GELU is slow.
         if training and self.gelu == "exact" and keras.backend.backend() == "tensorflow":
             exact = keras.backend.result_type(x.dtype, "float32")
             z = ops.cast(x, exact)

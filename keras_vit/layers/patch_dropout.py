@@ -1,4 +1,4 @@
-"""PatchDropout: train on a random part of the patches."""
+"""PatchDropout: training on a random subset of the patches."""
 
 import keras
 from keras import ops
@@ -6,22 +6,21 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PatchDropout(keras.layers.Layer):
-    """Keeps a random subset of the patch tokens of each image in training, all of them otherwise.
+    """Drops random patch tokens of each image in training, so that blocks cost less.
 
-    Shapes: B batch, T tokens, k tokens in front, N = T - k patches, n kept patches, D width.
+    Shapes: B batch, T tokens, k prefix tokens, N = T - k patches, n kept patches, D width.
 
-    The kept patches stay in their order; the class token and registers are always kept. A block
-    costs less by the share that is left out.
+    Kept patches stay in order; the class token and registers are always kept.
 
     Args:
-        rate: Share of the patches that is left out, in [0, 1).
-        num_prefix_tokens: k, tokens in front of the patches.
-        seed: Seed of the draw.
+        rate: Fraction of the patches to drop, in [0, 1).
+        num_prefix_tokens: k, tokens before the patches.
+        seed: Random seed.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
-        x: Tokens with their positions already added, `(B, T, D)`.
-        training: Whether to drop.
+        x: Tokens with position embeddings, `(B, T, D)`.
+        training: Whether to drop patches.
 
     Returns:
         `(B, k + n, D)` in training with `n = max(1, int(N * (1 - rate)))`, else `x`.
@@ -56,7 +55,7 @@ class PatchDropout(keras.layers.Layer):
         return ops.concatenate([prefix, patches], axis=1)  # (B, k + n, D)
 
     def compute_output_shape(self, input_shape):
-        # The graph is drawn for inference, where nothing is dropped.
+        # The graph is traced for inference, where nothing is dropped.
         return tuple(input_shape)
 
     def get_config(self):

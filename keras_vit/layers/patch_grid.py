@@ -1,4 +1,4 @@
-"""Tokens back to a picture-shaped grid, for heads that look at places."""
+"""Patch tokens as a grid, for heads that work on feature maps."""
 
 import keras
 from keras import ops
@@ -6,13 +6,13 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PatchGrid(keras.layers.Layer):
-    """Drops the tokens in front and lays the patch tokens out as they lie in the image.
+    """Drops the prefix tokens and reshapes the patch tokens to a grid.
 
     Shapes: B batch, T tokens, D width, (gh, gw) the grid.
 
     Args:
         grid: Rows and columns of patches.
-        num_prefix_tokens: Tokens in front of the patches (class token, registers).
+        num_prefix_tokens: Tokens before the patches (class token, registers).
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:

@@ -1,4 +1,4 @@
-"""An image as a sequence of projected patches: x_p E of Eq. 1."""
+"""Images as sequences of projected patches: x_p E of Eq. 1."""
 
 import keras
 from keras import ops
@@ -9,18 +9,18 @@ from keras_vit.layers.layer_norm import LayerNormalization
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Patches(Composite):
-    """Cuts an image into patches and projects each of them to a token.
+    """Cuts images into patches and projects each patch to a token.
 
     Shapes: B batch, H x W pixels, C channels, P x P patch, N patches, D width.
 
-    `x_p^i E + b`: a convolution whose stride is its kernel size does both at once. With `norm`, a
-    LayerNorm stands on the P * P * C numbers of each patch and one on its D projected numbers, as
+    `x_p^i E + b`, which is a convolution whose stride equals its kernel size. With `norm`, a
+    LayerNorm is applied to the P * P * C numbers of each patch, and another to its projection, as
     in vit-pytorch.
 
     Args:
         width: D, the size of a token.
         patch_size: Height and width of a patch; one int means a square.
-        norm: Whether to normalise each patch before and after the projection.
+        norm: Whether to apply LayerNorms before and after the projection.
         norm_epsilon: Epsilon of these LayerNorms.
         **kwargs: Arguments of `keras.layers.Layer`.
 
@@ -28,7 +28,7 @@ class Patches(Composite):
         images: `(B, H, W, C)`; H and W are multiples of the patch size.
 
     Returns:
-        Tokens `(B, N, D)`, row by row of the image.
+        Tokens `(B, N, D)`, row by row.
 
     Reference:
         arXiv 2010.11929, Section 3.1 and Eq. 1.
@@ -94,12 +94,12 @@ class Patches(Composite):
 
     def call(self, images):
         if self.norm:
-            return self._normalised(images)
+            return self._normalized(images)
         x = self.projection(images)  # (B, H / P, W / P, D)
         _, gh, gw, width = ops.shape(x)
         return ops.reshape(x, (-1, gh * gw, width))  # (B, N, D)
 
-    def _normalised(self, images):
+    def _normalized(self, images):
         _, height, width, channels = ops.shape(images)
         ph, pw = self.patch_size
         gh, gw = height // ph, width // pw

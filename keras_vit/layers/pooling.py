@@ -1,4 +1,4 @@
-"""From all tokens to one vector an image: the pooling of Eq. 4."""
+"""From tokens to one vector per image: the pooling of Eq. 4."""
 
 import keras
 from keras import ops
@@ -8,16 +8,16 @@ MODES = ("token", "mean", "mean_all")
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Pooling(keras.layers.Layer):
-    """Takes the class token, or the mean of tokens.
+    """Returns the first token, or the mean of tokens.
 
     Shapes: B batch, T tokens, D width.
 
-    `y = z_L^0` ("token"), or the mean of the patch tokens ("mean"), or of every token
-    ("mean_all"). Means are taken in at least float32.
+    `y = z_L^0` ("token"), the mean of the patch tokens ("mean"), or the mean of all tokens
+    ("mean_all"). Means are computed in at least float32.
 
     Args:
         mode: "token", "mean" or "mean_all".
-        num_prefix_tokens: Tokens in front of the patches, which "mean" leaves out.
+        num_prefix_tokens: Tokens before the patches, which "mean" ignores.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:

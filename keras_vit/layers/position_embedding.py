@@ -9,19 +9,19 @@ KINDS = ("learned", "learned_2d", "sincos_2d")
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PositionEmbedding(keras.layers.Layer):
-    """Adds to each token a vector that says where it stands.
+    """Adds a vector to each token that encodes its position.
 
     Shapes: B batch, N patches, T = N (+ 1 with a class row) tokens, D width, (gh, gw) the grid.
 
-    `z_0 = [x_class; x_1 E; ...; x_N E] + E_pos`. The kinds are those of the paper's Appendix D.4:
-    one learned row a position ("learned"); a learned half for the row of the grid and one for its
-    column ("learned_2d"); and fixed sines and cosines of both ("sincos_2d", arXiv 2205.01580).
+    `z_0 = [x_class; x_1 E; ...; x_N E] + E_pos`. The kinds: one learned vector per position
+    ("learned"); one learned half per row of the grid and one per column ("learned_2d", Appendix
+    D.4); fixed sines and cosines of row and column ("sincos_2d", arXiv 2205.01580).
 
     Args:
         grid: Rows and columns of patches.
         kind: "learned", "learned_2d" or "sincos_2d".
-        class_row: Whether the first token is a class token with a learned row of its own.
-        initializer: Initialiser of what is learned.
+        class_row: Whether the first token is a class token, which gets its own learned row.
+        initializer: Initializer of the learned arrays.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -47,7 +47,7 @@ class PositionEmbedding(keras.layers.Layer):
             raise ValueError(f"kind must be one of {', '.join(KINDS)}. Received: kind={kind!r}")
         if class_row and kind == "sincos_2d":
             raise ValueError(
-                "class_row must be False for kind='sincos_2d', which learns nothing. "
+                "class_row must be False for kind='sincos_2d', which is not learned. "
                 f"Received: class_row={class_row!r}"
             )
         self.grid = tuple(grid)
@@ -112,24 +112,24 @@ class PositionEmbedding(keras.layers.Layer):
 
 
 def sincos_2d(grid, width, temperature=10_000.0):
-    """The fixed table of "Better plain ViT baselines": sin x, cos x, sin y, cos y, a quarter each.
+    """The table of "Better plain ViT baselines": a quarter each of sin x, cos x, sin y and cos y.
 
     Args:
         grid: Rows and columns of patches.
         width: D, a multiple of 4.
-        temperature: The slowest wavelength, in patches over 2 pi.
+        temperature: The longest wavelength, in patches, divided by 2 pi.
 
     Returns:
         float32 array `(rows * columns, width)`.
 
     Reference:
-        arXiv 2205.01580. Frequencies divide by D/4 - 1 there; MAE divides by D/4, and brings its
-        table along in its checkpoints.
+        arXiv 2205.01580, whose exponents are multiples of 1 / (D/4 - 1). Those of MAE are multiples
+        of 1 / (D/4); its checkpoints contain the table.
     """
     height, columns = grid
     quarter = width // 4
     omega = temperature ** -(np.arange(quarter) / max(quarter - 1, 1))
-    # A row's numbers and a column's are computed once, in float64, and spread over the grid.
+    # Each row and column is computed once, in float64, and broadcast over the grid.
     x, y = (np.arange(n, dtype="float64")[:, None] * omega for n in (columns, height))
     table = np.empty((height, columns, 4, quarter), "float32")
     table[:, :, 0], table[:, :, 1] = np.sin(x), np.cos(x)

@@ -1,4 +1,4 @@
-"""Opens what was saved or exported and runs images through it, whatever wrote it."""
+"""Opens saved and exported models of any format, and runs images through them."""
 
 import os
 from pathlib import Path
@@ -15,21 +15,21 @@ def open(path: str | os.PathLike) -> Runtime:
     """Opens a model to run it.
 
     Args:
-        path: A `.keras` file; a run folder with `model.keras`; a `.tflite` or `.onnx` file that we
-            exported; the version folder of a SavedModel, or the folder of all versions, of which
-            the highest is taken; or anything that `keras_vit.from_pretrained` reads.
+        path: A `.keras` file; a run folder with `model.keras`; a `.tflite` or `.onnx` file exported
+            by keras_vit; a SavedModel's version folder, or its parent, whose highest version is
+            opened; or anything that `keras_vit.from_pretrained` reads.
 
     Returns:
-        A `Runtime`. The files of a SavedModel are compared with the hashes in its MANIFEST.json.
+        A `Runtime`. The files of a SavedModel are checked against the hashes in its MANIFEST.json.
 
     Example:
 
     >>> model = keras_vit.runtime.open("savedmodels/flowers")
-    >>> model.probabilities(keras_vit.preprocessing.preprocess(pictures, model.config))
+    >>> model.probabilities(keras_vit.preprocessing.preprocess(images, model.config))
     """
     as_path("path", path)
     if "://" in os.fspath(path):
-        from keras_vit.weights import fetch  # a network client, which a local file does not need
+        from keras_vit.weights import fetch  # a network client, which local files do not need
 
         path = fetch.fetch_weights(path)
     place = Path(path)

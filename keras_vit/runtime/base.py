@@ -1,4 +1,4 @@
-"""What every runtime has in common: images in, NumPy arrays out."""
+"""The common interface of runtimes: images in, NumPy arrays out."""
 
 import os
 import platform
@@ -13,6 +13,10 @@ from keras_vit.preprocessing import MAKE, check_normalized, model_input
 from keras_vit.weights.files.rules import refusal
 from keras_vit.weights.json_rules import parse_config
 
+RECORD = "keras_vit"
+"""Name of the metadata in TFLite and ONNX files, which is JSON."""
+FORMAT = 1
+"""Version of that metadata."""
 ACTIVATIONS = ("softmax", "sigmoid", None)
 IMAGES = ("float32", "uint8")
 
@@ -20,21 +24,21 @@ IMAGES = ("float32", "uint8")
 class Runtime:
     """A model that takes images and returns NumPy arrays.
 
-    Images are an array `(B, H, W, C)` of the model's size: floats as the model takes them, made by
-    `keras_vit.preprocessing.preprocess`, or uint8 pixels, which are normalised first. Floats that
-    were not normalized are refused, as `keras_vit.preprocessing.check_normalized` says.
+    Images are an array `(B, H, W, C)` of the model's size: floats from
+    `keras_vit.preprocessing.preprocess`, which are checked by `check_normalized`, or uint8 pixels,
+    which are normalized first.
 
     Attributes:
-        path: Where it was opened.
-        kind: What it is: "keras", "saved_model", "tflite" or "onnx".
+        path: The path of the model.
+        kind: "keras", "saved_model", "tflite" or "onnx".
         config: The model's `ViTConfig`.
-        labels: Names of the classes, or None.
-        activation: "softmax" or "sigmoid": from logits to probabilities.
-        outputs: What it gives: "logits", "features" or both.
-        log_probabilities: Whether `logits` are the logarithms of the probabilities, which is all
-            that is left of them behind an activation.
-        images: "uint8" if it takes pixels alone, otherwise "float32".
-        where: What runs it, and on what machine.
+        labels: The class names, or None.
+        activation: The function from logits to probabilities: "softmax" or "sigmoid".
+        outputs: The available outputs: "logits", "features" or both.
+        log_probabilities: Whether `logits` are logarithms of probabilities, because the file
+            returns only the latter.
+        images: "uint8" if the model takes only pixels, otherwise "float32".
+        where: The engine and the machine.
     """
 
     kind = ""
@@ -66,22 +70,26 @@ class Runtime:
 
     def probabilities(self, images: Any) -> np.ndarray:
         """Probabilities `(B, K)` in float32."""
-        logits = self.logits(images).astype("float64")
+        self._check_head()
+        outputs = self._run(self._checked(images))
+        if "probabilities" in outputs:
+            return outputs["probabilities"]
+        logits = outputs["logits"].astype("float64")
         if self.activation == "sigmoid":
             return (0.5 * (1 + np.tanh(logits / 2))).astype("float32")
         raised = np.exp(logits - logits.max(-1, keepdims=True))
         return (raised / raised.sum(-1, keepdims=True)).astype("float32")
 
     def features(self, images: Any) -> np.ndarray:
-        """What the head reads, `(B, D)` in float32."""
+        """The input of the head, `(B, D)` in float32."""
         return self._run(self._checked(images), "features")["features"]
 
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        """The outputs for images of the dtype `self.images`; `wanted` is among them."""
+        """Runs images of the dtype `self.images`; returns at least the output `wanted`."""
         raise NotImplementedError
 
     def _engine(self) -> str:
-        """The name and version of what runs it."""
+        """The name and version of the engine."""
         raise NotImplementedError
 
     def _check_head(self) -> None:
@@ -94,7 +102,7 @@ class Runtime:
     def _checked(self, images: Any) -> np.ndarray:
         array = np.asarray(images)
         shape = self.config.input_shape
-        # Pixels of another integer type would be read as floats that are normalised already.
+        # Other integers would be treated as normalized floats.
         known = array.dtype.kind == "f" or array.dtype == np.uint8
         if array.shape[1:] != shape or array.ndim != 4 or not known:
             raise ValueError(
@@ -112,17 +120,17 @@ class Runtime:
         return model_input(array, self.config)
 
     def _check_raw(self, images: Any) -> None:
-        """Raises for pixels that were not normalized, where `run` gets images in float32."""
+        """Raises for images that are not normalized, in `run` of a model for float32."""
         if self.images == "float32":
             check_normalized(np.asarray(images), self.config, advice=f"{MAKE}.")
 
 
 def stated(path: str | os.PathLike, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `Runtime` that an export states of itself, checked.
+    """Checks the metadata of an export; returns the arguments of `Runtime` in it.
 
     Args:
         path: The export, for errors.
-        record: What it states: `config`, `labels`, `activation` and `images`.
+        record: The metadata: `config`, `labels`, `activation` and `images`.
     """
     config, labels = parse_config(path, record.get("config")), record.get("labels")
     if labels is not None:
@@ -139,14 +147,36 @@ def stated(path: str | os.PathLike, record: Mapping[str, Any]) -> dict[str, Any]
 
 
 def check_input(path: str | os.PathLike, config: ViTConfig, shape: Sequence[Any]) -> None:
-    """Raises where an export's input `(B, H, W, C)` has another size than its config states."""
+    """Raises if the shape `(B, H, W, C)` of an export's input contradicts its config."""
     if tuple(shape[1:]) != config.input_shape:
         rule = f"take images of the size in its config, {config.input_shape}"
         raise refusal(path, rule, input=tuple(shape[1:]))
 
 
+def check_record(path: str | os.PathLike, record: Any, kind: str, writer: str) -> dict[str, Any]:
+    """Checks that a file's metadata is an object of a known format.
+
+    Args:
+        path: The file, for errors.
+        record: The metadata, or None if there is none.
+        kind: The kind of file, for errors.
+        writer: The function of `keras_vit` that writes such files, for errors.
+    """
+    if not isinstance(record, dict) or "format" not in record:
+        raise ValueError(
+            f"path must be {kind} file with metadata, as keras_vit.{writer} writes it. "
+            f"Received: path={os.fspath(path)!r}"
+        )
+    if record["format"] != FORMAT:
+        raise ValueError(
+            f"path must be a file of format {FORMAT}; a newer keras_vit may have written it. "
+            f"Received: format {record['format']!r} in {os.fspath(path)!r}"
+        )
+    return record
+
+
 def check_threads(num_threads: Any) -> None:
-    """Raises where an argument is no number of threads, nor None."""
+    """Raises unless the argument is a number of threads or None."""
     if num_threads is None:
         return
     if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
@@ -156,5 +186,5 @@ def check_threads(num_threads: Any) -> None:
 
 
 def probability_function(config: ViTConfig) -> str:
-    """The function from a model's logits to probabilities: softmax, unless it says sigmoid."""
+    """The function from logits to probabilities: sigmoid if the config says so, else softmax."""
     return "sigmoid" if config.classifier_activation == "sigmoid" else "softmax"

@@ -1,4 +1,4 @@
-"""A model in Python, as Keras runs it."""
+"""A `ViT`, run by Keras."""
 
 import os
 from collections.abc import Mapping
@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
-from keras_vit.model import ViT
+from keras_vit.model import ViT, head_logits
 from keras_vit.runtime.base import Runtime
 from keras_vit.weights.keras_files import check_keras
 
 if TYPE_CHECKING:
     from keras_vit.weights.load import Checkpoint
 
-LINEAR = (None, "linear")
-
 
 class KerasRuntime(Runtime):
-    """A `ViT` in Python."""
+    """A `ViT`, run by Keras."""
 
     kind = "keras"
 
@@ -29,24 +27,15 @@ class KerasRuntime(Runtime):
         self._before_head = None
 
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        if wanted == "logits" and self.config.classifier_activation in LINEAR:
+        if wanted == "logits" and self.config.classifier_activation in (None, "linear"):
             return {"logits": _predict(self.model, images)}
         if self._before_head is None:
             self._before_head = self.model.features()
         features = _predict(self._before_head, images)
         if wanted == "features":
             return {"features": features}
-        head = self.model.get_layer("head")
-        if getattr(head, "quantization_mode", None) is not None:
-            raise ValueError(
-                "classifier_activation must be None for the logits of a quantised model. "
-                f"Received: classifier_activation={self.config.classifier_activation!r}"
-            )
-        kernel, bias = (
-            np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(v)))
-            for v in (head.kernel, head.bias)
-        )
-        return {"logits": features @ kernel + bias}
+        logits = keras.ops.stop_gradient(head_logits(self.model, features))
+        return {"logits": np.asarray(keras.ops.convert_to_numpy(logits))}
 
     def _engine(self) -> str:
         return f"Keras {keras.__version__} on {keras.backend.backend()}"
@@ -64,7 +53,7 @@ def load_keras(path: str | os.PathLike) -> ViT:
 
 
 def inspect_keras(path: str | os.PathLike) -> "Checkpoint":
-    """Describes a `.keras` file as `keras_vit.weights.load.inspect` does other checkpoints."""
+    """Describes a `.keras` file, as `keras_vit.weights.load.inspect` does other checkpoints."""
     from keras_vit.weights.load import Checkpoint  # not needed to run a model
 
     model = load_keras(path)
@@ -80,6 +69,6 @@ def inspect_keras(path: str | os.PathLike) -> "Checkpoint":
 
 
 def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    if not len(images):  # which `predict` refuses
+    if not len(images):  # `predict` refuses empty batches
         return np.zeros((0, *model.output_shape[1:]), "float32")
     return np.asarray(model.predict(images, batch_size=32, verbose=0), "float32")

@@ -1,4 +1,4 @@
-"""A SavedModel that we exported, on TensorFlow."""
+"""A SavedModel exported by keras_vit, run by TensorFlow."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ MANIFEST = "MANIFEST.json"
 
 
 class SavedModelRuntime(Runtime):
-    """A version folder that `export_saved_model` wrote, on TensorFlow."""
+    """A version folder that `export_saved_model` wrote, run by TensorFlow."""
 
     kind = "saved_model"
 
@@ -40,21 +40,21 @@ class SavedModelRuntime(Runtime):
         check_input(folder, self.config, inputs["images"].shape.as_list())
 
     def signature(self, name: str) -> Any:
-        """A signature as a function of TensorFlow."""
+        """A signature as a TensorFlow function."""
         if name not in self._loaded.signatures:
             known = ", ".join(sorted(self._loaded.signatures))
             raise ValueError(f"signature must be one of {known}. Received: signature={name!r}")
         return self._loaded.signatures[name]
 
     def run(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
-        """A signature's outputs by name.
+        """Runs a signature; returns its outputs by name.
 
-        A batch of more than the export's `max_batch_size` is run in parts; an error that names an
-        image then counts within the part.
+        Batches of more than the export's `max_batch_size` run in parts; errors then count images
+        within their part.
 
         Args:
             signature: "serving_default", "serve_bytes", "classify" or "features".
-            **inputs: Its input by name: arrays, or for `bytes` a sequence of files.
+            **inputs: The inputs by name: arrays, or for `bytes` a sequence of encoded images.
         """
         if "images" in inputs:
             self._check_raw(inputs["images"])
@@ -80,10 +80,6 @@ class SavedModelRuntime(Runtime):
             parts = [function(**values)]
         return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
-    def probabilities(self, images: Any) -> np.ndarray:
-        self._check_head()
-        return self._run(self._checked(images))["probabilities"]
-
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
         name = "features" if wanted == "features" else "serving_default"
         return self._outputs(name, {"images": images})
@@ -96,7 +92,7 @@ class SavedModelRuntime(Runtime):
 
 
 def version_folder(path: Path) -> Path | None:
-    """The SavedModel that a path is, or the highest version in it."""
+    """The path itself if it is a SavedModel, otherwise the highest version in it, or None."""
     if (path / "saved_model.pb").is_file():
         return path
     versions = path.glob("*/saved_model.pb") if path.is_dir() else ()
@@ -105,7 +101,7 @@ def version_folder(path: Path) -> Path | None:
 
 
 def check_files(folder: Path) -> None:
-    """Raises where a file of an export is not the one that was verified."""
+    """Raises if a file of an export differs from its hash in the manifest."""
     files = read_json(folder / MANIFEST).get("files", {})
     if not isinstance(files, dict) or not all(isinstance(e, dict) for e in files.values()):
         raise refusal(folder / MANIFEST, "state files as an object of objects", files=files)

@@ -1,4 +1,4 @@
-"""A TFLite file that we exported, on LiteRT."""
+"""A TFLite file exported by keras_vit, run by LiteRT."""
 
 import contextlib
 import json
@@ -10,41 +10,43 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.runtime.base import Runtime, check_input, check_threads, stated
+from keras_vit.runtime.base import (
+    RECORD,
+    Runtime,
+    check_input,
+    check_record,
+    check_threads,
+    stated,
+)
 from keras_vit.weights.files.rules import refusal
 
-RECORD = "keras_vit"
-"""The metadata that says what the file is, as JSON."""
-FORMAT = 1
-"""Of that JSON."""
-
 OUTPUTS = ("probabilities", "logits", "features")
-AT_ONCE = 32  # images, where the file takes any number
+AT_ONCE = 32  # images, if the file takes any number
 IDENTIFIER = b"TFL3"
 BROKEN = (struct.error, IndexError, TypeError, AttributeError, ValueError, RecursionError)
 """What the bindings and JSON raise on a damaged file."""
-LEAST = float(np.finfo("float32").tiny)  # a probability of 0 still has a logarithm
+LEAST = float(np.finfo("float32").tiny)  # for the logarithm of a probability of 0
 
 
 class TFLiteRuntime(Runtime):
     """A `.tflite` file that `export_tflite` wrote.
 
-    A file has one output. Where it is probabilities, `logits` are their logarithms: a softmax keeps
-    no more of the logits. `features` is there only for a file that gives them.
+    A file has one output. If it is probabilities, `logits` returns their logarithms. `features`
+    needs a file that was exported with them.
 
     Args:
         path: The file.
-        num_threads: Threads to run on; None means LiteRT's default, which is one.
+        num_threads: Number of threads; None means LiteRT's default, which is one.
 
     Attributes:
-        record: What the file says of itself: `config`, `labels`, `output` and so on.
+        record: The file's metadata: `config`, `labels`, `output` and so on.
         output: "probabilities", "logits" or "features".
-        batch_size: Images at a time; None means any number.
+        batch_size: The fixed batch size of the file, or None for any.
 
     Example:
 
     >>> model = TFLiteRuntime("flowers.tflite", num_threads=2)
-    >>> model.probabilities(keras_vit.preprocessing.preprocess(picture, model.config))
+    >>> model.probabilities(keras_vit.preprocessing.preprocess(image, model.config))
     """
 
     kind = "tflite"
@@ -70,10 +72,9 @@ class TFLiteRuntime(Runtime):
         self._size = int(self._input["shape"][0])
 
     def run(self, images: Any) -> np.ndarray:
-        """The file's output for images of its own dtype, in float32.
+        """The file's output for any number of images of its dtype, in float32.
 
-        They may be any number: a file for a fixed batch is run as often as it takes, the last time
-        with zeros behind the images.
+        A file with a fixed batch size runs several times; the last batch is padded with zeros.
         """
         array = np.asarray(images)
         if array.dtype != self._input["dtype"] or array.shape[1:] != self.config.input_shape:
@@ -91,11 +92,6 @@ class TFLiteRuntime(Runtime):
         if not parts:
             return np.zeros((0, *self._output["shape"][1:]), "float32")
         return np.concatenate(parts)
-
-    def probabilities(self, images: Any) -> np.ndarray:
-        if not self.log_probabilities:
-            return super().probabilities(images)
-        return self._output_for(self._checked(images))
 
     def _invoke(self, images: np.ndarray) -> np.ndarray:
         count = len(images)
@@ -118,7 +114,7 @@ class TFLiteRuntime(Runtime):
             )
         values = self._output_for(images)
         if self.log_probabilities:
-            values = np.log(np.maximum(values, LEAST))
+            return {"probabilities": values, "logits": np.log(np.maximum(values, LEAST))}
         return {wanted: values}
 
     def _engine(self) -> str:
@@ -134,7 +130,7 @@ def _interpreter(content: bytes, num_threads: int | None) -> Any:
 
 
 def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
-    """Our metadata in a file, or an error where it has none."""
+    """The metadata of a file that keras_vit wrote."""
     record = None
     if content[4:8] == IDENTIFIER:
         with contextlib.suppress(*BROKEN):
@@ -143,21 +139,11 @@ def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
             places = {piece.Name(): piece.Buffer() for piece in pieces}
             buffer = model.Buffers(places.get(RECORD.encode(), 0))  # 0 is empty
             record = json.loads(buffer.DataAsNumpy().tobytes())
-    if not isinstance(record, dict) or "format" not in record:
-        raise ValueError(
-            "path must be a TFLite file with metadata, as keras_vit.export_tflite writes it. "
-            f"Received: path={os.fspath(path)!r}"
-        )
-    if record["format"] != FORMAT:
-        raise ValueError(
-            f"path must be a file of format {FORMAT}; a newer keras_vit may have written it. "
-            f"Received: format {record['format']!r} in {os.fspath(path)!r}"
-        )
-    return record
+    return check_record(path, record, "a TFLite", "export_tflite")
 
 
 def litert(module: str) -> Any:
-    """A module of LiteRT, or an error that says how to get it."""
+    """Imports a module of LiteRT, or raises an error that says how to install it."""
     import importlib
 
     try:

@@ -11,13 +11,13 @@ from typing import Any
 import keras
 
 import keras_vit
-from keras_vit.runs import MODEL, RECIPE
 from keras_vit.train.data.batching import test_batches
 from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.distribution.devices import jit_compile
 from keras_vit.train.few_shot import evaluate_few_shot
 from keras_vit.train.recipe import Data, Recipe
 from keras_vit.train.run import report
+from keras_vit.train.run.run_status import MODEL, RECIPE
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ import numpy as np
 
 import keras_vit
 from keras_vit.atomic import TEMPORARY, atomic_path
-from keras_vit.runs import CHECKPOINTS, LOG, MODEL, RECIPE, RESULTS
 from keras_vit.train import distribution
 from keras_vit.train.build import build_model, compile_model
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
@@ -42,6 +41,7 @@ from keras_vit.train.recipe import Recipe, changed_fields, override
 from keras_vit.train.recipe_files import load_recipe
 from keras_vit.train.run import callbacks as watch
 from keras_vit.train.run import report, report_figures, run_folder, trained_model
+from keras_vit.train.run.run_status import CHECKPOINTS, LOG, MODEL, RECIPE, RESULTS
 
 logger = logging.getLogger(__name__)
 

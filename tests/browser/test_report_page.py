@@ -6,7 +6,7 @@ import re
 import chromium_pipe
 import numpy as np
 import pytest
-from conformance import KINDS, randomise
+from conformance import KINDS, randomize
 from PIL import Image
 
 from keras_vit import ViT, explain, preprocessing
@@ -38,7 +38,7 @@ def picture(size=(90, 150)):
 
 @pytest.fixture(scope="module")
 def model():
-    return randomise(ViT(CONFIG))
+    return randomize(ViT(CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_chromium_tells_what_a_page_does(chromium, tmp_path):
         ("all_tokens", {"grad-cam", "attention-gradient", "answer"}),
         ("registers_only", set()),
         ("no_positions", {"positions"}),
-        ("one_patch", {"filters", "colours"}),  # of five channels
+        ("one_patch", {"filters", "colors"}),  # of five channels
         ("large", {"queries"}),
     ],
 )
@@ -95,7 +95,7 @@ def test_page_of_any_model_loads_alone(chromium, tmp_path, monkeypatch, kind, mi
     if kind == "large":
         monkeypatch.setattr(report, "MOST_ATTENTION", 1)
     pixels = np.random.default_rng(0).integers(0, 256, (60, 40, config.in_channels))
-    file = explain.write_report(randomise(ViT(config)), pixels, tmp_path / "page.html")
+    file = explain.write_report(randomize(ViT(config)), pixels, tmp_path / "page.html")
     page = chromium.page(file)
     assert page.problems == []
     assert [url for url in page.requests if not url.startswith("data:")] == [file.as_uri()]
@@ -109,7 +109,7 @@ def test_page_of_any_model_loads_alone(chromium, tmp_path, monkeypatch, kind, mi
 
 
 def test_page_runs_nothing_of_a_label(chromium, tmp_path):
-    model = randomise(ViT(CONFIG.replace(labels=(ATTACK, "b", "c"))))
+    model = randomize(ViT(CONFIG.replace(labels=(ATTACK, "b", "c"))))
     page = chromium.page(explain.write_report(model, picture(), tmp_path / "p.html", title=ATTACK))
     assert page.problems == [] and page.value("document.querySelectorAll('img').length") == 0
     assert page.text("h1") == ATTACK and page.value("document.title") == ATTACK
@@ -142,10 +142,10 @@ def test_page_fits_its_window_in_light_and_dark(chromium, file, tmp_path, width)
 # -- what is drawn
 
 
-def colours(page, canvas):
+def colors(page, canvas):
     """What a canvas shows near the upper left corner of each patch, where there is no frame."""
     script = """(() => {
-      const canvas = document.querySelector(%s), [l, t, w, h] = data.picture.seen;
+      const canvas = document.querySelector(%s), [l, t, w, h] = data.image.seen;
       const {width, height} = canvas;
       const copy = new OffscreenCanvas(width, height).getContext("2d", {willReadFrequently: true});
       copy.drawImage(canvas, 0, 0);
@@ -170,7 +170,7 @@ def test_page_draws_the_weights_in_their_places(page, model):
     x = preprocessing.preprocess(picture(), CONFIG)
     maps = explain.attention_maps(model, x)[:, 0]  # (L, h, T, T)
     last = maps[-1].mean(0)[0, 2:]
-    found = colours(page, "#attention-map")
+    found = colors(page, "#attention-map")
     assert np.abs(found - viridis(last / last.max())).max() < 8
     assert np.abs(found - viridis(last[::-1] / last.max())).max() > 60
     page.click("#heads label:nth-child(4)")  # after the mean: head 2
@@ -178,13 +178,13 @@ def test_page_draws_the_weights_in_their_places(page, model):
     page.press("Home")
     page.click("#attention-map", 0.5, 0.5)
     one = maps[0, 2, 2 + (ROWS // 2) * COLUMNS + COLUMNS // 2]
-    found = colours(page, "#attention-map")
+    found = colors(page, "#attention-map")
     assert np.abs(found - viridis(one[2:] / one[2:].max())).max() < 8
     assert f"{100 * one[2:].max():.3g} %" in caption(page).replace(".0 %", " %")
     share = float(re.findall(r"([\d.]+) % from tokens that are no patches", caption(page))[0])
     assert share == pytest.approx(100 * one[:2].sum(), rel=0.01)
     rollout = explain.rollout_map(model, x)[0].ravel()
-    assert np.abs(colours(page, "#rollout") - viridis(rollout / rollout.max())).max() < 8
+    assert np.abs(colors(page, "#rollout") - viridis(rollout / rollout.max())).max() < 8
 
 
 # -- using it
@@ -197,7 +197,7 @@ def test_page_works_by_mouse(page):
     assert caption(page).startswith("Layer 0, head 1, class token:")
     page.click("#query-tokens label:nth-child(2)")
     assert caption(page).startswith("Layer 0, head 1, register 0:")
-    left, top, width, height = page.value("data.picture.seen")
+    left, top, width, height = page.value("data.image.seen")
     page.click("#attention-map", left + width * 0.99, top + height * 0.01)
     place = f"row 0, column {COLUMNS - 1}"
     assert f"patch in {place}:" in caption(page) and chosen(page, "query") == "patch"

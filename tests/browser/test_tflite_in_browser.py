@@ -10,7 +10,7 @@ import chromium_pipe
 import numpy as np
 import pytest
 from classifier_visit import Visit
-from conformance import TINY, randomise
+from conformance import TINY, randomize
 from PIL import Image
 
 from keras_vit import ViT, preprocessing, runtime
@@ -46,7 +46,7 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model():
-    return randomise(ViT(CONFIG))
+    return randomize(ViT(CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_pixels_are_those_of_preprocess(visit):
             difference = abs(floats - expected) * std * 255  # in levels
             assert difference.max() < 1.01 and difference.mean() < 0.25, config
             np.testing.assert_allclose(
-                preprocessing.normalised(levels, config), floats, rtol=0, atol=1e-6
+                preprocessing.normalize(levels, config), floats, rtol=0, atol=1e-6
             )
             assert (abs(floats[::-1] - expected) * std * 255).max() > 10
 

@@ -42,6 +42,6 @@ def test_explain_refuses_an_export_and_what_is_no_picture(tmp_path, monkeypatch)
     assert done.exit_code == 1 and "Received: flowers, an export" in str(done.exception)
     (tmp_path / "b.png").write_text("no picture")
     done = call("no/model", tmp_path / "b.png")
-    assert done.exit_code == 1 and "b.png: it is not a picture" in str(done.exception)
+    assert done.exit_code == 1 and "b.png: it is not an image" in str(done.exception)
     assert call("model").exit_code == 2
     assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png"]

@@ -67,7 +67,7 @@ def test_export_of_a_phone_s_file(call, tmp_path):
     (tmp_path / "empty").mkdir()
     for wrong, message in (
         (("--max-drop", 1), "--max-drop must come with --accuracy-data"),
-        (("--quantize", "int8", "--calibration", "empty"), "empty: no picture is in this folder"),
+        (("--quantize", "int8", "--calibration", "empty"), "empty: no image is in this folder"),
         (("--accuracy-data", "pets.keras"), "--accuracy-data must be a folder. Received: pets"),
     ):
         done = call("pets.keras", "--to", "tflite", "--overwrite", *wrong)

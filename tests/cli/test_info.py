@@ -1,4 +1,4 @@
-"""`keras-vit info` of a checkpoint; of a run folder: test_runs.py."""
+"""`keras-vit info` of a checkpoint; of a run folder: tests/train/run/test_run_status.py."""
 
 import json
 import shutil

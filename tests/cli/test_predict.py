@@ -146,8 +146,8 @@ def test_pixels_are_those_of_preprocess(model, folder):
         pixels = read_pixels(str(folder / "photos" / name), model.config)
         image = preprocessing.preprocess(Image.open(folder / "photos" / name), model.config)[0]
         assert pixels.dtype == np.uint8
-        np.testing.assert_allclose(preprocessing.normalised(pixels, model.config), image, atol=1e-6)
-        assert np.abs(preprocessing.normalised(pixels[::-1], model.config) - image).max() > 0.1
+        np.testing.assert_allclose(preprocessing.normalize(pixels, model.config), image, atol=1e-6)
+        assert np.abs(preprocessing.normalize(pixels[::-1], model.config) - image).max() > 0.1
 
 
 def test_predict_hands_pixels_to_a_runtime(call, model, monkeypatch):
@@ -203,7 +203,7 @@ def test_predict_without_any_picture_opens_no_model(call, tmp_path):
     assert done.exit_code == 1 and done.stdout == ""
     for line, text in zip(
         done.stderr.splitlines(),
-        ("no such file", "no file matches", "no picture is in this folder", "neither a file nor"),
+        ("no such file", "no file matches", "no image is in this folder", "neither a file nor"),
         strict=True,
     ):
         assert line.startswith("keras-vit: error: ") and text in line
@@ -234,9 +234,9 @@ def hostile(folder):
     flipped[len(flipped) // 2] ^= 255
     contents = {
         "empty.jpg": (b"", "the file is empty"),
-        "text.jpg": (b"no picture", "not a picture that can be read (JPEG, PNG, WEBP"),
-        "steers\x1b[2J.jpg": (b"no picture", "not a picture"),
-        "eps.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+        "text.jpg": (b"no image", "not an image that can be read (JPEG, PNG, WEBP"),
+        "steers\x1b[2J.jpg": (b"no picture", "not an image"),
+        "eps.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         "half.jpg": (jpeg[: len(jpeg) // 2], "cut off or damaged"),
         "header.jpg": (jpeg[:100], "cut off or damaged"),
         "bit.png": (bytes(flipped), "cut off or damaged"),

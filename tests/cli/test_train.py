@@ -9,8 +9,8 @@ from pathlib import Path
 import keras
 import pytest
 
-from keras_vit import runs, train
-from keras_vit.train.run import run_folder
+from keras_vit import train
+from keras_vit.train.run import run_folder, run_status
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +103,7 @@ def test_a_finished_run_can_be_made_longer(call, trained, tmp_path):
     assert longer.startswith(log) and len(longer.splitlines()) == 5
     assert json.loads((copy / "recipe.json").read_text())["run"]["steps"] == 9
     assert json.loads((copy / "results.json").read_text())["steps"] == 9
-    assert runs.read(copy)["position"]["steps_per_epoch"] == 2
+    assert run_status.read_run(copy)["position"]["steps_per_epoch"] == 2
 
 
 @pytest.mark.backend_free

@@ -25,7 +25,8 @@ def given(monkeypatch, found):
     def made(model, x, wanted):
         for i in range(len(x)):
             for layer in sorted(set(wanted)):
-                yield slice(i, i + 1), layer, found[layer, i : i + 1].astype("float32")
+                rows = [row for row, other in enumerate(wanted) if other == layer]
+                yield slice(i, i + 1), rows, found[layer, i : i + 1].astype("float32")
 
     monkeypatch.setattr(attention, "_weights", made)
 
@@ -112,7 +113,7 @@ def test_attention_maps_with_lora():
 
 
 @pytest.mark.backend_free
-def test_attention_maps_of_a_quantised_model():
+def test_attention_maps_of_a_quantized_model():
     model, x, expected = tiny_model("paper"), *case("paper")[1:]
     model.blocks[0].attention.query_dense.quantize("int8")  # Keras' own path then
     found = explain.attention_maps(model, x)
@@ -144,7 +145,7 @@ def test_batches_change_nothing(monkeypatch):
 
 
 @pytest.mark.backend_free
-def test_pixels_are_normalised():
+def test_pixels_are_normalized():
     model, _, _ = case("paper")
     pixels = np.random.default_rng(0).integers(0, 256, (1, 24, 16, 3)).astype("uint8")
     found = explain.attention_maps(model, pixels)
@@ -239,15 +240,15 @@ def test_rollout_map_is_what_the_head_reads(kind, rows, first):
 def distances(found, config):
     """The mean distance a head, pair by pair; `found` is (B, h, T, T)."""
     k, (rows, columns), (ph, pw) = config.num_prefix_tokens, config.grid, config.patch_size
-    centres = [((r + 0.5) * ph, (c + 0.5) * pw) for r in range(rows) for c in range(columns)]
+    centers = [((r + 0.5) * ph, (c + 0.5) * pw) for r in range(rows) for c in range(columns)]
     total = np.zeros(config.num_heads)
     for image, head, (q, a) in itertools.product(
-        range(len(found)), range(config.num_heads), enumerate(centres)
+        range(len(found)), range(config.num_heads), enumerate(centers)
     ):
         row = found[image, head, k + q, k:]
-        away = [np.hypot(a[0] - b[0], a[1] - b[1]) for b in centres]
+        away = [np.hypot(a[0] - b[0], a[1] - b[1]) for b in centers]
         total[head] += np.average(away, weights=row)
-    return total / len(found) / len(centres)
+    return total / len(found) / len(centers)
 
 
 @pytest.mark.backend_free
@@ -273,7 +274,7 @@ def test_attention_distance_of_queries_that_look_nowhere(monkeypatch):
     model, x, _ = case("paper")
     found = np.zeros((2, 2, 5, 7, 7))
     found[..., 0] = 1  # all of it to the class token
-    found[0, :, :, 1] = np.eye(7)[2]  # the first patch looks at its neighbour, 8 pixels away
+    found[0, :, :, 1] = np.eye(7)[2]  # the first patch looks at its neighbor, 8 pixels away
     given(monkeypatch, found)
     np.testing.assert_array_equal(explain.attention_distance(model, x), [[8] * 5, [0] * 5])
 

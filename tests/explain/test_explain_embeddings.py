@@ -54,12 +54,12 @@ def test_patch_filters_are_principal_components(kind, shape):
     np.testing.assert_array_equal(found.max((1, 2, 3)), 1)
     filters = arrays(model)["patches/projection/kernel"].reshape(-1, 20).T.astype("float64")
     values, vectors = np.linalg.eigh(np.cov(filters.T))
-    for i, picture in enumerate(found):
+    for i, image in enumerate(found):
         right = vectors[:, -1 - i]
         right = right if right[np.abs(right).argmax()] > 0 else -right
         right = (right - right.min()) / np.ptp(right)
-        np.testing.assert_allclose(picture.ravel(), right, atol=1e-4)
-        assert np.abs(picture.ravel() - (1 - right)).max() > 1e-2  # the other sign
+        np.testing.assert_allclose(image.ravel(), right, atol=1e-4)
+        assert np.abs(image.ravel() - (1 - right)).max() > 1e-2  # the other sign
     # What all filters have in common is no component.
     moved = tiny_model(kind)
     kernel = moved.get_layer("patches").projection.kernel
@@ -108,7 +108,7 @@ def test_patch_pca_is_one_for_all_images():
         right = z @ axis
         right = (right - right.min()) / np.ptp(right)
         np.testing.assert_allclose(found[..., i].ravel(), right, atol=1e-4)
-    # Negative control: an analysis of each image by itself has other colours.
+    # Negative control: an analysis of each image by itself has other colors.
     alone = explain.patch_pca(model, np.stack([x[0], x[0]]))
     np.testing.assert_allclose(alone[0], alone[1], atol=1e-5)
     assert np.abs(found[0] - alone[0]).max() > 1e-2

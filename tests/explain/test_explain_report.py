@@ -25,10 +25,10 @@ def pixels(config, size=(40, 30), seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def written(model, folder, picture=None, **options):
+def written(model, folder, image=None, **options):
     """The page as text, and its data."""
-    picture = pixels(model.config) if picture is None else picture
-    path = explain.write_report(model, picture, folder / "page.html", **options)
+    image = pixels(model.config) if image is None else image
+    path = explain.write_report(model, image, folder / "page.html", **options)
     text = path.read_text(encoding="utf-8")
     (block,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     return text, json.loads(block)
@@ -50,7 +50,7 @@ def test_report_of_every_kind_has_what_applies(tmp_path, kind):
     assert (data["prediction"] is not None) == classified
     assert (data["gradients"] is not None) == classified
     assert (data["positions"] is not None) == (kind != "no_positions")
-    assert data["filters"] is not None and data["features"]["colours"] is not None
+    assert data["filters"] is not None and data["features"]["colors"] is not None
     assert data["grid"] == list(config.grid)
     assert data["attention"]["queries"] == config.num_tokens
     assert data["mostEntropy"] == pytest.approx(np.log(config.num_tokens))
@@ -59,9 +59,9 @@ def test_report_of_every_kind_has_what_applies(tmp_path, kind):
 def test_report_numbers_are_those_of_the_arrays(tmp_path):
     model = tiny_model(labels=("cat", "dog", "emu"))
     config = model.config
-    picture = pixels(config)
-    x = preprocessing.preprocess(picture, config)
-    _, data = written(model, tmp_path, picture, top_k=2)
+    image = pixels(config)
+    x = preprocessing.preprocess(image, config)
+    _, data = written(model, tmp_path, image, top_k=2)
     scores = np.asarray(keras.ops.softmax(run(model, x)))[0]
     best = np.argsort(-scores)[:2].tolist()
     assert [c["class"] for c in data["prediction"]] == best
@@ -93,7 +93,7 @@ def test_report_numbers_are_those_of_the_arrays(tmp_path):
     low = data["positions"]["low"]
     kept = levels(data["positions"]["levels"], 3, 2, 3, 2) / 255 * (1 - low) + low
     np.testing.assert_allclose(kept, explain.position_similarity(model), atol=5e-3)
-    kept = levels(data["features"]["colours"], 3, 2, 3) / 255
+    kept = levels(data["features"]["colors"], 3, 2, 3) / 255
     np.testing.assert_allclose(kept, explain.patch_pca(model, x)[0], atol=5e-3)
     kept = levels(data["features"]["similarity"], 3, 2, 3, 2) / 255
     cosines = explain.region_similarity(model, x)[0]
@@ -105,10 +105,10 @@ def test_report_of_a_large_model_keeps_the_class_token_s_attention(tmp_path, mon
     monkeypatch.setattr(report, "MOST_ATTENTION", 2 * 5 * 7 * 6 - 1)
     monkeypatch.setattr(report, "MOST_SIMILARITIES", 6 * 6 - 1)
     monkeypatch.setattr(report, "MOST_CELLS", 2)
-    picture = pixels(model.config)
-    _, data = written(model, tmp_path, picture)
+    image = pixels(model.config)
+    _, data = written(model, tmp_path, image)
     assert not data["attention"]["whole"] and data["features"]["similarity"] is None
-    x = preprocessing.preprocess(picture, model.config)
+    x = preprocessing.preprocess(image, model.config)
     maps = explain.class_token_maps(model, x)[:, 0].reshape(2, 5, 1, 6)
     peaks = levels(data["attention"]["peaks"], 2, 5, 1, dtype="<f4")
     np.testing.assert_allclose(peaks, maps.max(-1), atol=1e-6)
@@ -120,9 +120,9 @@ def test_report_of_a_large_model_keeps_the_class_token_s_attention(tmp_path, mon
 
 def test_report_scores_are_the_model_s_own(tmp_path):
     model = tiny_model(classifier_activation="sigmoid")
-    picture = pixels(model.config)
-    _, data = written(model, tmp_path, picture)
-    wanted = np.sort(run(model, preprocessing.preprocess(picture, model.config))[0])[::-1]
+    image = pixels(model.config)
+    _, data = written(model, tmp_path, image)
+    wanted = np.sort(run(model, preprocessing.preprocess(image, model.config))[0])[::-1]
     np.testing.assert_allclose([c["score"] for c in data["prediction"]], wanted, atol=1e-6)
     assert abs(wanted.sum() - 1) > 0.01
 
@@ -139,7 +139,7 @@ def test_report_escapes_labels_and_title(tmp_path):
 def test_report_is_one_file_without_addresses(tmp_path):
     text, data = written(tiny_model(), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
-    assert data["picture"]["source"].startswith("data:image/png;base64,")
+    assert data["image"]["source"].startswith("data:image/png;base64,")
     assert not re.search(r"""(src|href)\s*=\s*["']|@import|url\(|fetch\(|XMLHttp""", text)
     addresses = set(re.findall(r"https?://[^\"'\s]+", text))
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not loaded
@@ -148,17 +148,17 @@ def test_report_is_one_file_without_addresses(tmp_path):
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK", "1", "I;16"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_report_shows_pictures_of_every_mode(mode, channels):
+def test_report_shows_images_of_every_mode(mode, channels):
     config = KINDS["paper"].replace(in_channels=channels, crop_fraction=0.8)
     size = (300, 500) if mode == "L" else (60, 100)
     image = Image.fromarray(pixels(KINDS["paper"], size)).convert("L")
     image = image if mode in ("L", "I;16") else image.convert("RGB")
     image = image.convert(mode)
-    shown = report._picture(report.open_picture(image, config))
+    shown = report._image(report.open_image(image, config))
     assert shown["size"] == list(image.size) and shown["small"] == (mode != "L")
     kind, content = shown["source"].removeprefix("data:image/").split(";base64,")
     assert kind == ("jpeg" if mode == "L" else "png") and len(base64.b64decode(content)) > 50
-    # 24 x 16 pixels stand for 30 x 20 of the picture, which is resized to 30 x 50.
+    # 24 x 16 pixels stand for 30 x 20 of the image, which is resized to 30 x 50.
     np.testing.assert_allclose(shown["seen"], [17 / 50, 3 / 30, 16 / 50, 24 / 30])
 
 
@@ -171,13 +171,13 @@ def test_report_shows_pictures_of_every_mode(mode, channels):
         ({"path": "."}, "path must be a file"),
         ({"path": "cat.jpg"}, "name ends in .html or .htm. Received: path='cat.jpg'"),
         ({"path": "page"}, "Received: path='page'"),
-        ({"picture": np.zeros((4, 5, 2))}, "picture must be"),
-        ({"picture": "nothing.png"}, "nothing.png: it cannot be read: No such file"),
+        ({"image": np.zeros((4, 5, 2))}, "image must be"),
+        ({"image": "nothing.png"}, "nothing.png: it cannot be read: No such file"),
     ],
 )
 def test_report_refuses_wrong_arguments(tmp_path, monkeypatch, changes, text):
     monkeypatch.chdir(tmp_path)
-    arguments = {"model": tiny_model(), "picture": pixels(KINDS["paper"]), "path": "page.html"}
+    arguments = {"model": tiny_model(), "image": pixels(KINDS["paper"]), "path": "page.html"}
     with pytest.raises(ValueError, match=re.escape(text)):
         explain.write_report(**{**arguments, **changes})
     assert os.listdir() == []

@@ -58,16 +58,16 @@ def render(figure):
 def test_plots_hold_the_arrays(kind):
     model = model_of(kind)
     channels = model.config.in_channels
-    picture = pixels(channels=channels)
-    images = preprocess(picture, model.config)
-    other = explain.rollout_map(model, preprocess(255 - picture, model.config))[0]
+    image = pixels(channels=channels)
+    images = preprocess(image, model.config)
+    other = explain.rollout_map(model, preprocess(255 - image, model.config))[0]
 
-    figure = plots.plot_attention_rollout(model, picture)
+    figure = plots.plot_attention_rollout(model, image)
     rollout = explain.rollout_map(model, images)[0]
     np.testing.assert_allclose(values_of(figure)[0], 100 * rollout, rtol=1e-6)
     assert np.abs(other - rollout).max() > 1e-4
 
-    figure = plots.plot_class_token_maps(model, picture)
+    figure = plots.plot_class_token_maps(model, image)
     maps = explain.class_token_maps(model, images)[:, 0]
     np.testing.assert_allclose(
         values_of(figure), 100 * maps.reshape(-1, *maps.shape[2:]), rtol=1e-6
@@ -75,25 +75,25 @@ def test_plots_hold_the_arrays(kind):
     names = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     assert names == [f"head {i}" for i in range(5)]
 
-    figure = plots.plot_attention_maps(model, picture, 0)
+    figure = plots.plot_attention_maps(model, image, 0)
     np.testing.assert_allclose(values_of(figure), 100 * maps[0], rtol=1e-6)
 
-    figure = plots.plot_region_similarity(model, picture, (2, 1))
+    figure = plots.plot_region_similarity(model, image, (2, 1))
     similar = explain.region_similarity(model, images)[0, 2, 1]
     np.testing.assert_array_equal(values_of(figure)[0], similar)
 
-    figure = plots.plot_patch_pca(model, [picture, picture[::-1]])
-    both = np.concatenate([images, preprocess(picture[::-1], model.config)])
-    colours = [i for i in figure.axes[0].images if np.shape(i.get_array())[:2] == model.config.grid]
-    found = np.stack([np.asarray(i.get_array()) for i in colours])
+    figure = plots.plot_patch_pca(model, [image, image[::-1]])
+    both = np.concatenate([images, preprocess(image[::-1], model.config)])
+    colors = [i for i in figure.axes[0].images if np.shape(i.get_array())[:2] == model.config.grid]
+    found = np.stack([np.asarray(i.get_array()) for i in colors])
     np.testing.assert_array_equal(found, explain.patch_pca(model, both))
 
 
 @pytest.mark.backend_free
 def test_plot_attention_maps_of_a_patch_is_its_row():
-    model, picture = model_of("registers"), pixels()
-    images = preprocess(picture, model.config)
-    figure = plots.plot_attention_maps(model, picture, -1, query=(2, 1))
+    model, image = model_of("registers"), pixels()
+    images = preprocess(image, model.config)
+    figure = plots.plot_attention_maps(model, image, -1, query=(2, 1))
     token = 3 + 2 * 2 + 1  # class token, two registers, two rows of two patches
     row = 100 * explain.attention_maps(model, images, -1)[0, 0, :, token]
     np.testing.assert_allclose(values_of(figure), row[:, 3:].reshape(5, 3, 2), rtol=1e-5)
@@ -116,7 +116,7 @@ def test_plots_by_depth_hold_the_arrays(name):
     np.testing.assert_array_equal(points[:, 0], [0] * 5 + [1] * 5)
     np.testing.assert_allclose(points[:, 1].reshape(2, 5), expected, rtol=1e-6)
     np.testing.assert_allclose(axis.lines[1].get_ydata(), expected.mean(1), rtol=1e-6)
-    assert figure.get_suptitle().endswith("2 pictures")
+    assert figure.get_suptitle().endswith("2 images")
     unit, most = {
         "attention_distance": ("pixels", explain.attention.patch_distances((3, 2), (8, 8)).mean()),
         "attention_entropy": ("nats", np.log(9)),
@@ -168,15 +168,15 @@ def test_plot_patch_filters_are_the_filters(channels):
 @pytest.mark.parametrize("name", ["grad_cam", "attention_gradient"])
 def test_plots_of_classes_hold_the_arrays_and_name_them(name):
     labels = ("cat", "$x$ of a very long name that no panel has any room for", "dog")
-    model, picture = model_of("registers", labels=labels), pixels()
-    images = preprocess(picture, model.config)
+    model, image = model_of("registers", labels=labels), pixels()
+    images = preprocess(image, model.config)
     best = int(np.argmax(model(images)))
     plot, array = getattr(plots, f"plot_{name}"), getattr(explain, name)
 
-    figure = plot(model, picture)
+    figure = plot(model, image)
     np.testing.assert_allclose(values_of(figure)[0], array(model, images)[0], atol=1e-6)
     assert texts_of(figure)[1].startswith(f"for {labels[best]}"[:20])
-    figure = plot(model, picture, ["dog", 0, 1])
+    figure = plot(model, image, ["dog", 0, 1])
     expected = np.stack([array(model, images, i)[0] for i in (2, 0, 1)])
     np.testing.assert_allclose(values_of(figure), expected, atol=1e-6)
     assert np.abs(expected[0] - expected[1]).max() > 0
@@ -226,7 +226,7 @@ def test_overlay_covers_the_marked_patch():
     base, whole, shown = figure.axes[0].images
     assert base.get_extent() == [0, WIDTH, HEIGHT, 0]
     luma = np.asarray(Image.fromarray(pixels()).convert("L"))
-    expected = np.interp(luma, (0, 255), panels.GREY)
+    expected = np.interp(luma, (0, 255), panels.GRAY)
     np.testing.assert_allclose(whole.get_array()[..., 0], expected, atol=1)
     shift = whole.get_extent()[0]
     left, right, bottom, top = shown.get_extent()
@@ -242,9 +242,9 @@ def test_overlay_covers_the_marked_patch():
 
 
 @pytest.mark.backend_free
-def test_picture_of_another_size_is_made_to_fit():
+def test_image_of_another_size_is_made_to_fit():
     figure = plots.plot_patch_pca(model_of("paper"), [pixels(), pixels(80, 60)])
-    left, right, bottom, top = figure.axes[0].images[3].get_extent()  # after one, grey, and its map
+    left, right, bottom, top = figure.axes[0].images[3].get_extent()  # after one, gray, and its map
     np.testing.assert_allclose([right - left, bottom - top], [30, 40])
     assert left > WIDTH
 
@@ -277,13 +277,13 @@ def test_what_is_not_seen_is_pale():
 def test_figures_are_drawn_whole(kind, channels, size):
     """No warning, and nothing that is written leaves the page."""
     model = model_of(kind, crop_fraction=0.9, in_channels=channels)
-    picture = pixels(*size, channels)
-    makers = {name: getattr(plots, name) for name in plots.__all__}
+    image = pixels(*size, channels)
+    makers = {n: getattr(plots, n) for n in explain.__all__ if n.startswith("plot_")}
     if size != (16, 16):
         makers = {n: makers[n] for n in ("plot_attention_maps", "plot_grad_cam")}
     for name, make in makers.items():
-        of_picture = name not in ("plot_position_similarity", "plot_patch_filters")
-        figure = make(model, picture) if of_picture else make(model)
+        of_image = name not in ("plot_position_similarity", "plot_patch_filters")
+        figure = make(model, image) if of_image else make(model)
         render(figure)
         box = figure.get_tightbbox()
         width, height = figure.get_size_inches()
@@ -309,15 +309,15 @@ def test_figures_leave_pyplot_alone():
 
 
 @pytest.mark.backend_free
-def test_pictures_may_be_paths_and_images(tmp_path):
+def test_images_may_be_paths_and_images(tmp_path):
     model, path = model_of("paper"), tmp_path / "a.png"
     Image.fromarray(pixels()).save(path)
     expected = values_of(plots.plot_attention_rollout(model, pixels()))
-    for picture in (path, str(path), Image.open(path)):
-        figure = plots.plot_attention_rollout(model, picture)
+    for image in (path, str(path), Image.open(path)):
+        figure = plots.plot_attention_rollout(model, image)
         np.testing.assert_array_equal(values_of(figure), expected)
     deep = Image.fromarray(pixels(channels=1)[..., 0].astype("uint16") * 256)
-    opened = panels.open_picture(deep, TINY)
+    opened = panels.open_image(deep, TINY)
     np.testing.assert_array_equal(opened.pixels[..., 1], pixels(channels=1)[..., 0])
     with pytest.raises(ValueError, match="no such|cannot be read"):
         plots.plot_attention_rollout(model, tmp_path / "none.png")
@@ -337,21 +337,21 @@ def test_pictures_may_be_paths_and_images(tmp_path):
         ("grad_cam", {"classes": 3}, r"classes must .* Received: classes=3"),
         ("grad_cam", {"classes": "cat"}, r"classes must .* Received: classes='cat'"),
         ("attention_gradient", {"classes": []}, "classes must"),
-        ("patch_pca", {"pictures": []}, "pictures must"),
-        ("attention_distance", {"pictures": 5}, "pictures must"),
-        ("attention_rollout", {"picture": np.zeros((8, 8, 2))}, r"picture must .* \(8, 8, 2\)"),
+        ("patch_pca", {"images": []}, "images must"),
+        ("attention_distance", {"images": 5}, "images must"),
+        ("attention_rollout", {"image": np.zeros((8, 8, 2))}, r"image must .* \(8, 8, 2\)"),
         (
             "attention_rollout",
-            {"picture": np.full((8, 8, 3), 256)},
-            r"picture must .* \[256, 256\]",
+            {"image": np.full((8, 8, 3), 256)},
+            r"image must .* \[256, 256\]",
         ),
-        ("attention_rollout", {"picture": np.full((8, 8, 3), np.nan)}, "picture must"),
-        ("attention_rollout", {"picture": None}, "picture must"),
+        ("attention_rollout", {"image": np.full((8, 8, 3), np.nan)}, "image must"),
+        ("attention_rollout", {"image": None}, "image must"),
         ("attention_rollout", {"model": "vit"}, "model must"),
     ],
 )
 def test_plots_refuse(name, arguments, message):
-    own = "pictures" if name in ("patch_pca", "attention_distance") else "picture"
+    own = "images" if name in ("patch_pca", "attention_distance") else "image"
     with pytest.raises(ValueError, match=message):
         getattr(plots, f"plot_{name}")(**{"model": model_of(), own: pixels(), **arguments})
 

@@ -10,7 +10,7 @@ from conformance import KINDS, TINY, images, run, tiny_model
 from keras_vit.export.fold import fold, joined, pixel_gain
 from keras_vit.export.in_numpy import NumpyOperators
 from keras_vit.export.program import Program
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import normalize
 
 FLOAT32 = 1e-5  # of the logits' range
 
@@ -141,6 +141,6 @@ def test_pixel_gain_is_the_normalization_of_pixels():
     config = TINY.replace(pixel_mean=(0.1, 0.4, 0.2), pixel_std=(0.3, 0.2, 0.1))
     gain = pixel_gain(config)
     pixels = np.random.default_rng(0).integers(0, 256, (2, *TINY.input_shape), "uint8")
-    expected = normalised(pixels, config)
+    expected = normalize(pixels, config)
     np.testing.assert_allclose(pixels * gain.scale + gain.offset, expected, atol=1e-5)
     assert np.abs(pixels * gain.scale - expected).max() > 0.1

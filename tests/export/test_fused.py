@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from conformance import images, randomise, run, tiny_model
+from conformance import images, randomize, run, tiny_model
 
 from keras_vit.export.fused import fused
 
@@ -16,7 +16,7 @@ def test_fused_predicts_as_the_model_does():
     np.testing.assert_allclose(predict(x, batch_size=2), expected, atol=1e-5)
     np.testing.assert_allclose(predict(keras.ops.convert_to_tensor(x)), expected, atol=1e-5)
     assert isinstance(predict(x[:1].tolist()), np.ndarray)
-    randomise(model, seed=9)
+    randomize(model, seed=9)
     np.testing.assert_allclose(predict(x), expected, atol=1e-5)
     assert np.abs(predict(x) - run(model, x)).max() > 1e-2
     for wrong in (x[0], x[:, :-1], x[:0]):

@@ -16,7 +16,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_vit import runs
+from keras_vit.train.checkpoint import manifest
 
 ROOT = Path(__file__).parents[2]
 LAST = 150  # steps, in three epochs of 50
@@ -56,7 +56,7 @@ class Process:
     def wait_for(self, step):
         """Waits until there is a checkpoint of this step or a later one, and says which."""
         until = time.monotonic() + 200
-        while not (found := [k for k in runs.steps(self.folder / "checkpoints") if k >= step]):
+        while not (found := [k for k in manifest.steps(self.folder / "checkpoints") if k >= step]):
             assert self.child.poll() is None and time.monotonic() < until, self.said[-3000:]
             time.sleep(0.002)
         return found[-1]

@@ -9,8 +9,7 @@ import real_runs
 from processes import environments
 from real_runs import Process, log, same_weights, weights
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint import files, manifest
 from keras_vit.train.checkpoint.sigterm import CODE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -50,7 +49,7 @@ def test_two_processes_go_on_together_bit_for_bit(tmp_path):
     assert second == CODE, processes[1].said[-3000:]
     assert processes[0].goes_on_at() == step
     assert "resumes" not in processes[1].said and "missing now" not in processes[1].said
-    saved = runs.steps(folder / "checkpoints")[-1]
+    saved = manifest.steps(folder / "checkpoints")[-1]
     assert step < saved < real_runs.LAST
     shutil.copytree(folder, tmp_path / "one")
 
@@ -91,7 +90,7 @@ def test_two_processes_without_a_shared_folder_are_refused(tmp_path):
     alone = Process(second, *real_runs.settings())
     alone.wait_for(20)
     real_runs.killed(alone)
-    steps = runs.steps(second / "checkpoints")
+    steps = manifest.steps(second / "checkpoints")
     both = environments()
     processes = [
         Process(folder, *real_runs.settings(), **environment)
@@ -101,7 +100,7 @@ def test_two_processes_without_a_shared_folder_are_refused(tmp_path):
     for process in processes:
         assert "folder must be shared by all processes" in process.said
         assert f"where they find nothing, step {steps[-1]}" in process.said
-    assert runs.steps(second / "checkpoints") == steps
+    assert manifest.steps(second / "checkpoints") == steps
 
     # Nothing was begun in the first one, so that a run can begin there.
     assert {path.name for path in first.iterdir()} <= {"lock", "checkpoints"}

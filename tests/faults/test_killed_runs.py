@@ -8,8 +8,7 @@ import pytest
 import real_runs
 from real_runs import Process, log, same_weights, weights
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint import files, manifest
 from keras_vit.train.checkpoint.sigterm import CODE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -41,7 +40,7 @@ def check_goes_on(tmp_path, *options, **environment):
     run.send(signal.SIGTERM)
     assert run.code() == CODE, run.said[-3000:]
     assert run.goes_on_at() == step
-    saved = runs.steps(folder / "checkpoints")[-1]
+    saved = manifest.steps(folder / "checkpoints")[-1]
     assert seen <= saved < real_runs.LAST
     assert f"SIGTERM: the run ends, saved at step {saved}" in run.said
 
@@ -85,10 +84,10 @@ def test_run_killed_while_it_saves_goes_on_at_the_last_step_or_the_one_before(tm
         time.sleep(rng.uniform(0, 0.3))
         until = time.monotonic() + 60
         while number % 2 and time.monotonic() < until:  # every other time, wait for a save
-            seen = runs.steps(folder)[-1]
+            seen = manifest.steps(folder)[-1]
             if any(writes(path) > seen for path in folder.glob("*.tmp-*")):
                 break
-        seen = runs.steps(folder)[-1]
+        seen = manifest.steps(folder)[-1]
         real_runs.killed(run)
         assert step == 0 or run.goes_on_at() == step
         found, broken = files.newest(folder)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from killed_trainee import Plan, check_same
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint import files, manifest
 
 LAST = trainee.EPOCHS * trainee.STEPS
 
@@ -36,7 +35,7 @@ def check_resumes(tmp_path, points, **settings):
     # All of its steps, so that the second process has more points to go on from.
     code, said = trainee.run(Plan(str(killed), kill_at=max(at, *points), **settings))
     assert code == -signal.SIGKILL, said[-3000:]
-    made = runs.steps(killed)
+    made = manifest.steps(killed)
     assert made[-1] == max(at, *points)
     plans = [Plan(begin_at(killed, tmp_path / f"{k}", k), **settings) for k in (at, *points)]
     # F6: what must differ does. The state restored is the same, and all else but one thing.
@@ -50,7 +49,7 @@ def check_resumes(tmp_path, points, **settings):
         check_same(read(killed, step), read(straight, step))
     for plan, first in zip(plans, begun, strict=False):
         folder = tmp_path / plan.folder
-        done = runs.steps(folder)
+        done = manifest.steps(folder)
         assert done[-1] == LAST and len([k for k in done if k >= first]) > (first < LAST)
         for step in done:
             check_same(read(folder, step), read(straight, step))

@@ -52,7 +52,7 @@ def test_uint8_images_are_pixels(model):
     opened = runtime.KerasRuntime(model)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 24, 16, 3), dtype=np.uint8)
     x = preprocessing.preprocess(pixels, model.config)
-    np.testing.assert_allclose(preprocessing.normalised(pixels, model.config), x, atol=1e-6)
+    np.testing.assert_allclose(preprocessing.normalize(pixels, model.config), x, atol=1e-6)
     np.testing.assert_allclose(opened.logits(pixels), opened.logits(x), atol=1e-5)
     assert np.abs(opened.logits(pixels) - opened.logits(-x)).max() > 0.1
 

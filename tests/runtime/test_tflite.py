@@ -12,7 +12,7 @@ from keras_vit import runtime
 from keras_vit.export.fold import fold
 from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import to_float32_tflite
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import normalize
 from keras_vit.runtime.tflite import TFLiteRuntime
 
 pytestmark = pytest.mark.backend_free
@@ -74,11 +74,11 @@ def test_free_batch_takes_any_number_of_images(write):
         np.testing.assert_allclose(opened.logits(x[:count]), expected[:count], atol=1e-5)
 
 
-def test_pixels_are_normalised_where_floats_are_taken(write):
+def test_pixels_are_normalized_where_floats_are_taken(write):
     pixels = np.random.default_rng(2).integers(0, 256, (3, *TINY.input_shape), "uint8")
     floats, model = write("fixed")
     bytes_, _ = write("pixels", takes="uint8")
-    expected = run(model, normalised(pixels, TINY))
+    expected = run(model, normalize(pixels, TINY))
     for path in (floats, bytes_):
         np.testing.assert_allclose(runtime.open(path).logits(pixels), expected, atol=1e-5)
     opened = runtime.open(bytes_)
@@ -139,7 +139,7 @@ def test_file_that_is_none_of_ours_is_refused(write, tmp_path):
 
 
 def test_record_says_what_the_file_is(write):
-    opened = TFLiteRuntime(write("labelled", labels=["a", "b", "c"], more=1)[0])
+    opened = TFLiteRuntime(write("labeled", labels=["a", "b", "c"], more=1)[0])
     assert opened.labels == ("a", "b", "c") and opened.record["more"] == 1
     assert json.dumps(opened.record)
 

@@ -236,7 +236,7 @@ NAN, INF = float("nan"), float("inf")
         ({"pooling": []}, "pooling must be one of"),
         ({"pixel_mean": [[1], 2, 3]}, "pixel_mean must be a number"),
         ({"image_size": {"height": 3}}, "image_size must be a positive int"),
-        ({"x" * 10**5: 1}, "must be one of its own"),
+        ({"x" * 10**5: 1}, "must be those of ViTConfig"),
     ],
 )
 @pytest.mark.parametrize("kind", ["h5", "safetensors", "keras"])

@@ -3,13 +3,13 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const [ROWS, COLUMNS] = data.grid;
 const PATCHES = ROWS * COLUMNS;
-// The colour map viridis at 33 places, between which it is nearly straight.
+// The color map viridis at 33 places, between which it is nearly straight.
 const VIRIDIS = (
   "440154470d6048186a482374472d7b4537814240863e49893b528b375b8d33638d2f6b8e2c728e297a8e26828e23898e" +
   "21918c1f988b1fa08822a78528ae8032b67a3fbc734ec36b5ec96270cf5784d44b98d83eaddc30c2df23d8e219ece51b" +
   "fde725"
 ).match(/.{6}/g);
-const COLOURS = Array.from({ length: 256 }, (_, level) => {
+const COLORS = Array.from({ length: 256 }, (_, level) => {
   const place = (level / 255) * (VIRIDIS.length - 1);
   const low = Math.min(Math.floor(place), VIRIDIS.length - 2);
   return [0, 2, 4].map((at) => {
@@ -22,7 +22,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const find = (id) => document.getElementById(id);
 const percent = (share) => (100 * share).toPrecision(share < 0.1 ? 2 : 3) + " %";
 let strength = 0.65;
-const overlays = []; // functions that draw a picture with a map again
+const overlays = []; // functions that redraw an image with a map
 
 function bytes(text) {
   const letters = atob(text);
@@ -39,11 +39,11 @@ function element(name, properties = {}, ...children) {
   return made;
 }
 
-// -- pictures with maps
+// -- images with maps
 
-const picture = new Image();
+const image = new Image();
 
-/** As wide as there is room, but not so high that it leaves the screen. */
+/** As wide as the page allows, but not higher than the screen. */
 function fit(canvas) {
   const width = `min(100%, ${((28 * canvas.width) / canvas.height).toFixed(3)}rem)`;
   canvas.style.width = width;
@@ -51,10 +51,10 @@ function fit(canvas) {
   if (scale.className === "scale") scale.style.width = width;
 }
 
-/** A canvas of the picture's shape, as large as it is drawn; returns its context. */
+/** Gives a canvas the image's size; returns its context. */
 function canvasOf(id) {
   const canvas = find(id);
-  const [width, height] = data.picture.shown;
+  const [width, height] = data.image.shown;
   const times = Math.max(1, Math.ceil(640 / Math.max(width, height)));
   [canvas.width, canvas.height] = [width * times, height * times];
   fit(canvas);
@@ -63,11 +63,11 @@ function canvasOf(id) {
 
 /** What the model sees, in pixels of a canvas: left, top, width, height. */
 function seen(canvas) {
-  const [left, top, width, height] = data.picture.seen;
+  const [left, top, width, height] = data.image.seen;
   return [left * canvas.width, top * canvas.height, width * canvas.width, height * canvas.height];
 }
 
-/** The grid as a canvas of a pixel a patch; `levels` holds one byte a patch, or three. */
+/** The grid as a canvas with one pixel per patch; `levels` has one or three bytes per patch. */
 function gridCanvas(levels, rows = ROWS, columns = COLUMNS) {
   const canvas = element("canvas", { width: columns, height: rows });
   paint(canvas, levels);
@@ -78,25 +78,25 @@ function paint(canvas, levels) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
   const count = canvas.width * canvas.height;
-  const coloured = levels.length === 3 * count;
+  const colored = levels.length === 3 * count;
   for (let i = 0; i < count; i++) {
-    const colour = coloured ? levels.subarray(3 * i, 3 * i + 3) : COLOURS[levels[i]];
-    image.data.set([colour[0], colour[1], colour[2], 255], 4 * i);
+    const color = colored ? levels.subarray(3 * i, 3 * i + 3) : COLORS[levels[i]];
+    image.data.set([color[0], color[1], color[2], 255], 4 * i);
   }
   context.putImageData(image, 0, 0);
 }
 
-function drawPicture(context, grey) {
+function drawImage(context, gray) {
   const { canvas } = context;
   context.save();
-  context.imageSmoothingEnabled = !data.picture.small;
-  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
-  if (grey) {
+  context.imageSmoothingEnabled = !data.image.small;
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  if (gray) {
     context.globalCompositeOperation = "saturation";
     context.fillStyle = "hsl(0, 0%, 50%)";
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.globalCompositeOperation = "source-over";
-    context.fillStyle = "rgba(0, 0, 0, 0.4)"; // on white, every colour of a map would look pale
+    context.fillStyle = "rgba(0, 0, 0, 0.4)"; // on white, every color of a map would look pale
     context.fillRect(0, 0, canvas.width, canvas.height);
   }
   context.restore();
@@ -108,10 +108,10 @@ function drawPicture(context, grey) {
   context.fill("evenodd"); // around what the model sees
 }
 
-/** The picture in grey under a map, and a frame around a patch if one is given. */
+/** The image in gray under a map, and a frame around a patch if one is given. */
 function drawMap(context, levels, { patch = null, alpha = strength } = {}) {
   const area = seen(context.canvas);
-  drawPicture(context, true);
+  drawImage(context, true);
   context.save();
   context.imageSmoothingEnabled = false;
   context.globalAlpha = alpha;
@@ -120,8 +120,8 @@ function drawMap(context, levels, { patch = null, alpha = strength } = {}) {
   if (patch === null) return;
   const [width, height] = [area[2] / COLUMNS, area[3] / ROWS];
   const line = Math.max(3, context.canvas.width / 160);
-  for (const [colour, thick] of [["#000", 2 * line], ["#fff", line]]) {
-    context.strokeStyle = colour;
+  for (const [color, thick] of [["#000", 2 * line], ["#fff", line]]) {
+    context.strokeStyle = color;
     context.lineWidth = thick;
     context.strokeRect(
       area[0] + (patch % COLUMNS) * width, area[1] + Math.floor(patch / COLUMNS) * height,
@@ -130,12 +130,12 @@ function drawMap(context, levels, { patch = null, alpha = strength } = {}) {
   }
 }
 
-/** Calls back with the patch that is clicked in a canvas. */
+/** Calls back with the patch that is clicked on a canvas. */
 function onPatch(canvas, call) {
   canvas.classList.add("clickable");
   canvas.addEventListener("click", (event) => {
     const box = canvas.getBoundingClientRect();
-    const [left, top, width, height] = data.picture.seen;
+    const [left, top, width, height] = data.image.seen;
     const x = ((event.clientX - box.left) / box.width - left) / width;
     const y = ((event.clientY - box.top) / box.height - top) / height;
     if (x < 0 || x >= 1 || y < 0 || y >= 1) return;
@@ -143,7 +143,7 @@ function onPatch(canvas, call) {
   });
 }
 
-/** Two number fields for a patch: calls back when they change; returns what sets them. */
+/** Two number fields for a patch: calls back when they change; returns a function to set them. */
 function placeFields(rowId, columnId, call) {
   const fields = [[find(rowId), ROWS], [find(columnId), COLUMNS]];
   for (const [field, size] of fields) {
@@ -153,7 +153,7 @@ function placeFields(rowId, columnId, call) {
         Number.isNaN(value) ? 0 : Math.min(Math.max(Math.trunc(value), 0), most - 1));
       call(row * COLUMNS + column);
     });
-    field.addEventListener("blur", () => call(null)); // shows the patch that was taken
+    field.addEventListener("blur", () => call(null)); // shows the current patch
   }
   return (patch) => {
     const values = [Math.floor(patch / COLUMNS), patch % COLUMNS];
@@ -171,14 +171,14 @@ function radio(group, value, text, checked, call) {
 
 // -- the sections
 
-function showPicture() {
-  const [width, height] = data.picture.size;
+function showImage() {
+  const [width, height] = data.image.size;
   find("model").textContent = data.model;
-  drawPicture(canvasOf("picture"), false);
-  find("picture").setAttribute("aria-label", "The picture");
-  const [, , wide, high] = data.picture.seen;
+  drawImage(canvasOf("image"), false);
+  find("image").setAttribute("aria-label", "The image");
+  const [, , wide, high] = data.image.seen;
   const whole = wide > 0.999 && high > 0.999;
-  find("picture-caption").textContent =
+  find("image-caption").textContent =
     `${width} × ${height} pixels` + (whole ? "." : "; the model sees the bright part.");
   if (data.prediction === null) return;
   find("answer").hidden = false;
@@ -263,8 +263,8 @@ function showAttention() {
     const name = queryName();
     const other = percent(Math.max(0, 1 - found.sum));
     const text =
-      `Layer ${chosen.layer}, ${head}, ${name}: it draws ${percent(found.peak)} from the brightest ` +
-      (data.prefix ? `patch, ${other} from tokens that are no patches.` : "patch.");
+      `Layer ${chosen.layer}, ${head}, ${name}: ${percent(found.peak)} of the attention is on the ` +
+      (data.prefix ? `brightest patch, ${other} on tokens that are not patches.` : "brightest patch.");
     find("attention-caption").textContent = text;
     context.canvas.setAttribute("aria-label", text);
     find("attention-peak").textContent = percent(found.peak);
@@ -309,7 +309,7 @@ function showAttention() {
     find("attention-note").hidden = false;
     find("attention-note").textContent =
       `Attention between all tokens of this model takes more than ${data.attention.limit} MB. The ` +
-      `page holds what the ${fixed} draws from each patch.`;
+      `page holds the attention of the ${fixed} to each patch.`;
   }
   overlays.push(draw);
   drawAll();
@@ -325,7 +325,7 @@ function showEvidence() {
   const rollout = bytes(data.rollout.levels);
   const rolloutContext = canvasOf("rollout");
   find("rollout-peak").textContent = percent(data.rollout.peak);
-  rolloutContext.canvas.setAttribute("aria-label", "Attention rollout over the picture");
+  rolloutContext.canvas.setAttribute("aria-label", "Attention rollout over the image");
   overlays.push(() => drawMap(rolloutContext, rollout));
   if (data.gradients !== null) showGradients();
 }
@@ -345,7 +345,7 @@ function showGradients() {
       drawMap(context, maps[index].levels);
       find(id + "-none").hidden = maps[index].peak > 0;
       const { label } = data.prediction[index];
-      context.canvas.setAttribute("aria-label", `${name} of ${label} over the picture`);
+      context.canvas.setAttribute("aria-label", `${name} of ${label} over the image`);
     }
   }
   find("explained").hidden = false;
@@ -360,7 +360,7 @@ function showGradients() {
   overlays.push(draw);
 }
 
-/** A chart with a dot a head: values by layer and head. */
+/** A chart with a dot per head: values by layer and head. */
 function chart(id, values, unit, most = null) {
   const [width, height, left, right, top, bottom] = [400, 260, 46, 10, 12, 40];
   const svg = find(id);
@@ -421,7 +421,7 @@ function showDepth() {
   });
 }
 
-/** Small pictures in rows, with a gap between them: `tile(row, column)` gives each as a canvas. */
+/** Small images in rows, with gaps between them: `tile(row, column)` returns each as a canvas. */
 function drawTiles(canvas, [rows, columns], [height, width], tile) {
   const times = Math.max(1, Math.ceil(900 / (columns * (width + 1))));
   const gap = Math.max(2, Math.round(times * Math.min(1, width / 6)));
@@ -473,14 +473,14 @@ function showLearned() {
 }
 
 function showFeatures() {
-  const { colours, similarity } = data.features;
-  find("features").hidden = colours === null && similarity === null;
-  if (colours !== null) {
-    find("colours-panel").hidden = false;
-    const context = canvasOf("colours");
-    const levels = bytes(colours);
-    context.canvas.setAttribute("aria-label", "Patch features as colours over the picture");
-    drawMap(context, levels, { alpha: 1 }); // mixed with grey, a colour says nothing
+  const { colors, similarity } = data.features;
+  find("features").hidden = colors === null && similarity === null;
+  if (colors !== null) {
+    find("colors-panel").hidden = false;
+    const context = canvasOf("colors");
+    const levels = bytes(colors);
+    context.canvas.setAttribute("aria-label", "Patch features as colors over the image");
+    drawMap(context, levels, { alpha: 1 }); // mixed with gray, a color says nothing
   }
   if (similarity === null) return;
   find("similarity-panel").hidden = false;
@@ -541,12 +541,12 @@ for (const ramp of document.querySelectorAll(".ramp")) {
 }
 showDepth();
 showLearned();
-picture.addEventListener("load", () => {
-  showPicture();
+image.addEventListener("load", () => {
+  showImage();
   showAttention();
   showEvidence();
   showFeatures();
   for (const draw of overlays) draw();
   document.documentElement.dataset.ready = "true";
 });
-picture.src = data.picture.source;
+image.src = data.image.source;

@@ -30,8 +30,8 @@ from keras_vit.export.verify import (
 )
 from keras_vit.model import ViT
 from keras_vit.runtime import KerasRuntime
-from keras_vit.runtime.base import probability_function
-from keras_vit.runtime.onnx import FORMAT, RECORD, OnnxRuntime, import_onnxruntime
+from keras_vit.runtime.base import FORMAT, RECORD, probability_function
+from keras_vit.runtime.onnx import OnnxRuntime, import_onnxruntime
 
 BOUNDS = {"float32": 1e-5, "float16": 0.005}
 """The largest difference from the model, as a share of the logits' range."""

@@ -37,7 +37,7 @@ from keras_vit.export.verify import (
 )
 from keras_vit.model import ViT
 from keras_vit.paths import as_path
-from keras_vit.preprocessing import most_pixels, normalised
+from keras_vit.preprocessing import most_pixels, normalize
 from keras_vit.runtime.base import probability_function
 from keras_vit.runtime.keras_model import KerasRuntime
 from keras_vit.runtime.saved_model import SavedModelRuntime
@@ -226,7 +226,7 @@ def _latencies(exported: SavedModelRuntime, model: ViT) -> list[float]:
     import tensorflow as tf
 
     pixels = generated_images(model.config, 1)
-    floats = tf.constant(normalised(pixels, model.config))
+    floats = tf.constant(normalize(pixels, model.config))
     images = tf.constant(pixels) if exported.manifest["images"] == "uint8" else floats
     plain = tf.function(lambda x: model(x, training=False), autograph=False)
     serve = exported.signature("serving_default")

@@ -32,8 +32,8 @@ from keras_vit.export.verify import (
 )
 from keras_vit.model import ViT
 from keras_vit.runtime import KerasRuntime
-from keras_vit.runtime.base import probability_function
-from keras_vit.runtime.tflite import FORMAT, TFLiteRuntime
+from keras_vit.runtime.base import FORMAT, probability_function
+from keras_vit.runtime.tflite import TFLiteRuntime
 
 BOUNDS = {None: 1e-5, "float16": 5e-3, "dynamic": 0.1, "int8": 0.3}
 """The largest difference from the model by `quantize`, as a share of the logits' range."""

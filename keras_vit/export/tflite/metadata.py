@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.runtime.tflite import RECORD, litert
+from keras_vit.runtime.base import RECORD
+from keras_vit.runtime.tflite import litert
 
 LABELS = "labels.txt"
 TASKS = "TFLITE_METADATA"

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.verify import checked_pictures
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import normalize
 from keras_vit.runtime.tflite import IDENTIFIER
 
 MODES = ("float16", "dynamic", "int8")
@@ -119,7 +119,7 @@ def calibration_images(images: Any, config: ViTConfig, takes: str) -> np.ndarray
     array = checked_pictures(images, config, takes, "calibration")
     if takes == "uint8":
         return array
-    return normalised(array, config) if array.dtype == np.uint8 else array.astype("float32")
+    return normalize(array, config) if array.dtype == np.uint8 else array.astype("float32")
 
 
 def read_operators(content: bytes) -> tuple[Operator, ...]:

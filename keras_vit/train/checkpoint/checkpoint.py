@@ -26,8 +26,7 @@ from typing import Any
 
 import keras
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import files, model_state, random_state
+from keras_vit.train.checkpoint import files, manifest, model_state, random_state
 from keras_vit.train.checkpoint.best_epoch import BestEpoch
 from keras_vit.train.checkpoint.callback_state import SavedCallbacks
 from keras_vit.train.checkpoint.files import Start
@@ -186,7 +185,7 @@ class Checkpoint(keras.callbacks.Callback):
         snapshot, broken = files.newest(self.folder)
         check_same_step(snapshot, self.folder, self.devices)
         if snapshot is None and broken:
-            raise runs.BrokenCheckpointError(
+            raise manifest.BrokenCheckpointError(
                 f"None of the checkpoints in {self.folder} is whole: "
                 f"{', '.join(path.name for path in broken)}. To start over, move them away"
             )
@@ -208,7 +207,7 @@ class Checkpoint(keras.callbacks.Callback):
     def _open_training(self):
         if self.devices.is_chief:
             self._lock.acquire()
-            if any(step > self.step for step in runs.steps(self.folder)):
+            if any(step > self.step for step in manifest.steps(self.folder)):
                 raise FileExistsError(
                     "folder must be new, or restore() must be called before fit. Received: "
                     f"folder={str(self.folder)!r}, which has checkpoints of later steps"

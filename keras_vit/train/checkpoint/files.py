@@ -29,17 +29,17 @@ from typing import Any
 import numpy as np
 
 from keras_vit.atomic import atomic_path, flush_folder
-from keras_vit.runs import (
+from keras_vit.train.checkpoint.manifest import (
     ARRAYS,
     FACTS,
     MANIFEST,
     BrokenCheckpointError,
-    check,
     check_step,
+    file_record,
     folders,
     manifest_text,
-    measure,
     step_of,
+    verify_checkpoint,
 )
 from keras_vit.weights.files.arrays import open_arrays
 from keras_vit.weights.files.writers import write_safetensors
@@ -106,7 +106,7 @@ def write(
         temporary.mkdir(parents=True)
         write_safetensors(temporary / ARRAYS, arrays)
         _write_text(temporary / FACTS, json.dumps({"format": FORMAT, **facts}, indent=1))
-        files = {name: measure(temporary / name) for name in (ARRAYS, FACTS)}
+        files = {name: file_record(temporary / name) for name in (ARRAYS, FACTS)}
         _write_text(temporary / MANIFEST, manifest_text(files))
         os.replace(temporary, target)
         flush_folder(folder)
@@ -123,7 +123,7 @@ def read(path: str | os.PathLike) -> Snapshot:
         BrokenCheckpointError: A file is missing, cut short, or altered.
     """
     path = Path(path)
-    check(path)
+    verify_checkpoint(path)
     facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
     if facts["format"] != FORMAT:
         raise ValueError(

@@ -5,7 +5,7 @@ import socket
 import time
 from pathlib import Path
 
-from keras_vit.runs import LOCK
+from keras_vit.train.checkpoint.manifest import LOCK
 
 try:
     import fcntl

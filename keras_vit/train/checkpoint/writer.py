@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import files, model_state
+from keras_vit.train.checkpoint import files, manifest, model_state
 
 _running: dict[str, concurrent.futures.Future] = {}  # by folder
 
@@ -88,5 +87,5 @@ class Writer:
         files.prune(self.folder, self.keep, best and best["step"])
 
     def _newest(self):
-        steps = runs.steps(self.folder)
+        steps = manifest.steps(self.folder)
         return f"the last checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint"

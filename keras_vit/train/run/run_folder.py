@@ -12,9 +12,10 @@ import keras
 import numpy as np
 
 from keras_vit.atomic import TEMPORARY
-from keras_vit.runs import CHECKPOINTS, LOCK, MODEL, RECIPE, RESULTS, listing, read_facts
+from keras_vit.train.checkpoint.manifest import LOCK, listing, read_facts
 from keras_vit.train.distribution.devices import Devices
 from keras_vit.train.recipe import Recipe, changed_fields
+from keras_vit.train.run.run_status import CHECKPOINTS, MODEL, RECIPE, RESULTS
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance import TINY, randomise
+from conformance import TINY, randomize
 
 from keras_vit import ViT, runtime
 from keras_vit.export.tflite.export import export_tflite
@@ -100,11 +100,11 @@ def check(found, expected):
 
 
 def test_mediapipe_gives_what_the_model_gives(mediapipe, tmp_path):
-    model = randomise(ViT(CONFIG))
+    model = randomize(ViT(CONFIG))
     pictures = noise(6, CONFIG.image_size)
     files = [exported(model, tmp_path, quantize, pictures) for quantize in MODES]
     files += [
-        exported(randomise(ViT(CONFIG.replace(**BY_CHANNEL))), tmp_path, None, None, images="uint8")
+        exported(randomize(ViT(CONFIG.replace(**BY_CHANNEL))), tmp_path, None, None, images="uint8")
     ]
     small = saved(tmp_path / "small.npy", pictures)
     # Each pixel twice in both directions: seen whole and squashed, it is the same picture.
@@ -150,8 +150,8 @@ def test_mediapipe_classifies_real_pictures_as_the_model_does(mediapipe, tmp_pat
 def test_mediapipe_says_what_it_does_not_take(mediapipe, tmp_path):
     """So that it is noticed when a newer one takes them."""
     pictures = saved(tmp_path / "p.npy", noise(1, CONFIG.image_size))
-    by_channel = exported(randomise(ViT(CONFIG.replace(**BY_CHANNEL))), tmp_path, None, None)
-    grey_model = randomise(ViT(CONFIG.replace(in_channels=1)))
+    by_channel = exported(randomize(ViT(CONFIG.replace(**BY_CHANNEL))), tmp_path, None, None)
+    grey_model = randomize(ViT(CONFIG.replace(in_channels=1)))
     grey = exported(grey_model, tmp_path, None, None, images="uint8")
     one, other = mediapipe((by_channel, pictures), (grey, pictures))
     assert "Per-channel image normalization is not available" in one["error"]

@@ -9,7 +9,7 @@ from conformance import TINY, images, run, tiny_model
 from keras_vit.export.fold import fold
 from keras_vit.export.tflite import quantize
 from keras_vit.export.tflite.operators import to_float32_tflite
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import normalize
 
 pytestmark = pytest.mark.backend_free
 PRODUCTS = (
@@ -249,7 +249,7 @@ def test_batch_of_the_file_does_not_matter(model, content):
 def test_file_for_pixels_is_calibrated_with_pixels(model):
     content = converted(model, takes="uint8")
     pixels = np.random.default_rng(4).integers(0, 256, (20, *TINY.input_shape), "uint8")
-    wanted = run(model, normalised(pixels, model.config))
+    wanted = run(model, normalize(pixels, model.config))
     found = quantize.quantize_file(content, "int8", calibration=pixels)
     assert error(found, wanted, pixels) < 0.08
     with pytest.raises(ValueError, match="uint8, as the file takes them. Received: .*float32"):
@@ -300,7 +300,7 @@ def test_calibration_images_are_what_the_file_takes():
     pixels = np.random.default_rng(4).integers(0, 256, (5, *TINY.input_shape), "uint8")
     assert quantize.calibration_images(pixels, TINY, "uint8") is pixels
     found = quantize.calibration_images(pixels, TINY, "float32")
-    assert found.dtype == "float32" and np.array_equal(found, normalised(pixels, TINY))
+    assert found.dtype == "float32" and np.array_equal(found, normalize(pixels, TINY))
     half = CALIBRATION.astype("float16")
     assert np.array_equal(quantize.calibration_images(half, TINY, "float32"), half)
     for bad, takes, message in (

@@ -10,7 +10,7 @@ from keras_vit.export.fold import fold
 from keras_vit.export.tflite import quantize
 from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.export.tflite.sensitivity import quantization_sweep
-from keras_vit.preprocessing import normalised
+from keras_vit.preprocessing import normalize
 
 pytestmark = pytest.mark.backend_free
 PIXELS = np.random.default_rng(4).integers(0, 256, (12, *TINY.input_shape), "uint8")
@@ -31,7 +31,7 @@ def model():
 @pytest.fixture(scope="module")
 def labels(model):
     """What the model says, but for one image."""
-    labels = run(model, normalised(PIXELS, model.config)).argmax(-1)
+    labels = run(model, normalize(PIXELS, model.config)).argmax(-1)
     labels[3] = (labels[3] + 1) % 3
     return labels
 
@@ -51,7 +51,7 @@ def test_sweep_names_the_layer_that_hurts(sweep):
 
 
 def test_its_advice_helps(model, sweep):
-    x = normalised(PIXELS, model.config)
+    x = normalize(PIXELS, model.config)
     content = to_float32_tflite(
         fold(model), batch_size=12, output="logits", images="float32", activation="softmax"
     )

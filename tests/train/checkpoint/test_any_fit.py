@@ -9,8 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import model_state
+from keras_vit.train.checkpoint import manifest, model_state
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
 from keras_vit.train.checkpoint.lock import Lock
 from keras_vit.train.checkpoint.sigterm import Sigterm
@@ -122,7 +121,7 @@ def test_data_that_begins_anew_goes_on_at_the_beginning_of_an_epoch(tmp_path, ki
     straight = make_model()
     wanted, _ = fit(straight, tmp_path / "straight", kind)
     assert f"Keras restarts {kind.removeprefix('shuffled ')}" in caplog.text
-    assert runs.steps(tmp_path / "straight") == [4, 8, 12]  # though save_freq is 1
+    assert manifest.steps(tmp_path / "straight") == [4, 8, 12]  # though save_freq is 1
     with pytest.raises(KeyboardInterrupt):
         fit(make_model(), tmp_path / "killed", kind, [Raise(at=6)])
     model = make_model()
@@ -180,7 +179,7 @@ def test_arrays_in_the_middle_of_an_epoch_are_refused(tmp_path):
             verbose=0,
         )
     checkpoint.close()
-    assert runs.steps(tmp_path)[-1] == 6
+    assert manifest.steps(tmp_path)[-1] == 6
     with pytest.raises(
         ValueError, match="x must be data that can start at step 6.*Received: arrays"
     ):
@@ -196,7 +195,7 @@ def test_sigterm_with_data_that_begins_anew_leaves_the_last_epoch(tmp_path, capl
 
     with pytest.raises(SystemExit):
         fit(make_model(), tmp_path / "later", "arrays", [Terminate(at=6)])
-    assert runs.steps(tmp_path / "later") == [4]
+    assert manifest.steps(tmp_path / "later") == [4]
     assert "SIGTERM: the run ends, saved at step 4" in caplog.text
     with pytest.raises(SystemExit):
         fit(make_model(), tmp_path / "early", "arrays", [Terminate(at=1)])
@@ -328,11 +327,11 @@ def test_another_optimizer_with_the_same_slots_is_refused_and_the_folder_let_go(
 def test_another_backend_is_refused(tmp_path):
     fit(make_model(), tmp_path, "arrays")
     path = tmp_path / "ckpt-000012"
-    facts = json.loads((path / runs.FACTS).read_text())
+    facts = json.loads((path / manifest.FACTS).read_text())
     facts["versions"]["backend"] = "other"
-    (path / runs.FACTS).write_text(json.dumps(facts))
-    files = {name: runs.measure(path / name) for name in (runs.ARRAYS, runs.FACTS)}
-    (path / runs.MANIFEST).write_text(runs.manifest_text(files))
+    (path / manifest.FACTS).write_text(json.dumps(facts))
+    files = {name: manifest.file_record(path / name) for name in (manifest.ARRAYS, manifest.FACTS)}
+    (path / manifest.MANIFEST).write_text(manifest.manifest_text(files))
     with pytest.raises(
         ValueError, match="KERAS_BACKEND must be that of the checkpoint, other. Received"
     ):

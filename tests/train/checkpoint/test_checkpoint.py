@@ -11,8 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import files, model_state
+from keras_vit.train.checkpoint import files, manifest, model_state
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
 
 STEPS = 4
@@ -88,7 +87,7 @@ def test_checkpoint_keeps_the_best_and_what_callbacks_know_across_a_restart(tmp_
     model = make_model()
     _, _, callbacks = parts()
     fit(model, data(), callbacks, epochs=3)
-    assert runs.steps(tmp_path) == [8, 12]  # the best and the last
+    assert manifest.steps(tmp_path) == [8, 12]  # the best and the last
 
     model = make_model()
     checkpoint, stopping, callbacks = parts()
@@ -97,8 +96,8 @@ def test_checkpoint_keeps_the_best_and_what_callbacks_know_across_a_restart(tmp_
     history = fit(model, data(), callbacks, epochs=8, initial_epoch=3)
     assert history.history["val_mae"] == values[:6] and history.epoch == [0, 1, 2, 3, 4, 5]
     assert (stopping.best, stopping.wait, stopping.stopped_epoch) == (1.0, 4, 5)
-    assert [e["step"] for e in runs.listing(tmp_path) if e["best"]] == [8]
-    assert runs.steps(tmp_path) == [8, 24]
+    assert [e["step"] for e in manifest.listing(tmp_path) if e["best"]] == [8]
+    assert manifest.steps(tmp_path) == [8, 24]
     assert Checkpoint(tmp_path).restore(make_model()).stopped
 
     fresh = Checkpoint(tmp_path / "other", monitor="val_mae", save_freq="epoch", keep=1)
@@ -112,7 +111,7 @@ def test_checkpoint_best_goes_the_way_it_is_told(tmp_path, mode):
     checkpoint = Checkpoint(tmp_path, monitor="val_mae", mode=mode, keep=1)
     around = checkpoint.around([Value([2.0, 1.0, 3.0, float("nan"), 2.5])])
     fit(make_model(), data(), around, epochs=5)
-    assert runs.steps(tmp_path) == [{"min": 8, "max": 12}[mode], 20]
+    assert manifest.steps(tmp_path) == [{"min": 8, "max": 12}[mode], 20]
 
 
 def test_checkpoint_second_fit_does_what_it_is_told(tmp_path):
@@ -130,7 +129,7 @@ def test_checkpoint_second_fit_does_what_it_is_told(tmp_path):
     counter = Raise(at=-1)
     second = fit(model, data(), checkpoint.around([counter]), epochs=2)
     assert second.epoch == [0, 1] and counter.seen == 8 and int(model.optimizer.iterations) == 16
-    assert runs.steps(tmp_path)[-1] == 16
+    assert manifest.steps(tmp_path)[-1] == 16
     assert checkpoint.restore(make_model()).epoch == 2
 
 
@@ -156,7 +155,7 @@ def test_checkpoint_in_the_middle_of_an_epoch_gives_its_metrics_back(tmp_path):
             next(rest)
         got = fit(model, rest, around, initial_epoch=start.epoch).history
         assert (got == wanted) is not forget
-        for step in runs.steps(tmp_path)[1:]:
+        for step in manifest.steps(tmp_path)[1:]:
             shutil.rmtree(tmp_path / f"ckpt-{step:06d}")
 
 
@@ -194,7 +193,7 @@ def test_checkpoint_not_a_number_ends_the_run_unsaved(tmp_path, factor, loss):
     ):
         fit(model, batches(), checkpoint.around(), epochs=4)
     assert signal.getsignal(signal.SIGTERM) is handler
-    assert runs.steps(tmp_path) == [1, 2, 3, 4, 5]
+    assert manifest.steps(tmp_path) == [1, 2, 3, 4, 5]
     found, _ = files.newest(tmp_path)
     assert model_state.find_non_finite(found.arrays) is None
 
@@ -229,7 +228,7 @@ def test_checkpoint_error_of_the_thread_ends_the_run(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     start = Checkpoint(tmp_path).restore(make_model())
-    assert start.step == 3 and runs.steps(tmp_path) == [2, 3]
+    assert start.step == 3 and manifest.steps(tmp_path) == [2, 3]
 
 
 def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
@@ -263,18 +262,18 @@ def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
 def test_checkpoint_broken_one_is_set_aside_and_the_run_goes_on(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     fit(make_model(), data(), Checkpoint(tmp_path, save_freq=3).around(), epochs=2)
-    assert runs.steps(tmp_path) == [6, 8]
-    broken = tmp_path / "ckpt-000008" / runs.ARRAYS
+    assert manifest.steps(tmp_path) == [6, 8]
+    broken = tmp_path / "ckpt-000008" / manifest.ARRAYS
     os.truncate(broken, 100)
     model, checkpoint = make_model(), Checkpoint(tmp_path)
     start = checkpoint.restore(model)
     assert start.step == 6 and str(broken) in caplog.text
     assert (tmp_path / "ckpt-000008.broken").is_dir()
     fit(model, data(), checkpoint.around(), initial_epoch=1)
-    assert runs.steps(tmp_path) == [6, 8]
+    assert manifest.steps(tmp_path) == [6, 8]
     for step in (6, 8):
-        os.truncate(tmp_path / f"ckpt-{step:06d}" / runs.FACTS, 3)
-    with pytest.raises(runs.BrokenCheckpointError, match="None of the checkpoints .* is whole"):
+        os.truncate(tmp_path / f"ckpt-{step:06d}" / manifest.FACTS, 3)
+    with pytest.raises(manifest.BrokenCheckpointError, match="None of the checkpoints .* is whole"):
         Checkpoint(tmp_path).restore(make_model())
 
 
@@ -319,10 +318,10 @@ def test_checkpoint_by_time_and_at_the_end_only(tmp_path):
 
     checkpoint = Checkpoint(tmp_path / "time", every_minutes=0.25 / 60, keep=100)
     fit(make_model(), data(), checkpoint.around([Sleep()]))
-    assert 3 in runs.steps(tmp_path / "time")
-    assert runs.steps(tmp_path / "time")[-1] == 8
+    assert 3 in manifest.steps(tmp_path / "time")
+    assert manifest.steps(tmp_path / "time")[-1] == 8
     fit(make_model(), data(), Checkpoint(tmp_path / "end").around())
-    assert runs.steps(tmp_path / "end") == [8]
+    assert manifest.steps(tmp_path / "end") == [8]
 
 
 def test_checkpoint_another_wish_to_stop_in_the_shortened_epoch_is_kept(tmp_path):

@@ -14,8 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import runs
-from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint import files, manifest
 from keras_vit.train.checkpoint.lock import Lock
 
 pytestmark = pytest.mark.backend_free
@@ -190,7 +189,7 @@ DAMAGES = (
 )
 
 
-@pytest.mark.parametrize("name", [runs.ARRAYS, runs.FACTS, runs.MANIFEST])
+@pytest.mark.parametrize("name", [manifest.ARRAYS, manifest.FACTS, manifest.MANIFEST])
 def test_snapshots_damaged_file_is_passed_over(tmp_path, name, caplog):
     caplog.set_level(logging.WARNING)
     write(tmp_path, 1)
@@ -225,10 +224,10 @@ def test_snapshots_order_is_numeric_and_pruning_keeps_the_best(tmp_path):
     for step in (9, 10, 100, 1_000_000, 999_999):
         write(tmp_path, step)
     (tmp_path / "ckpt-notes").mkdir()
-    assert runs.steps(tmp_path) == [9, 10, 100, 999_999, 1_000_000]
+    assert manifest.steps(tmp_path) == [9, 10, 100, 999_999, 1_000_000]
     assert check_whole(files.newest(tmp_path)[0]) == 1_000_000
     files.prune(tmp_path, 2, best=10)
-    assert runs.steps(tmp_path) == [10, 999_999, 1_000_000]
+    assert manifest.steps(tmp_path) == [10, 999_999, 1_000_000]
     assert files.newest(tmp_path / "none") == (None, [])
 
 
@@ -242,7 +241,7 @@ def test_snapshots_readers_always_get_a_whole_one(tmp_path):
                 found, broken = files.newest(tmp_path)
                 mine.append(check_whole(found))
                 assert not broken
-                listed = runs.listing(tmp_path)
+                listed = manifest.listing(tmp_path)
                 assert listed and all(entry["whole"] for entry in listed)
             except BaseException as error:
                 problems.append(error)
@@ -270,18 +269,18 @@ def test_snapshots_readers_always_get_a_whole_one(tmp_path):
 def test_snapshots_listing_says_what_there_is(tmp_path):
     write(tmp_path, 3, best=3)
     path = write(tmp_path, 12, best=3)
-    os.truncate(write(tmp_path, 20) / runs.ARRAYS, 10)
-    first, second, third = runs.listing(tmp_path)
+    os.truncate(write(tmp_path, 20) / manifest.ARRAYS, 10)
+    first, second, third = manifest.listing(tmp_path)
     assert (first["step"], first["whole"], first["best"]) == (3, True, True)
     assert (second["step"], second["whole"], second["best"]) == (12, True, False)
     assert second["bytes"] == sum(file.stat().st_size for file in path.iterdir())
     assert second["position"] == {"step": 12} and second["time"] == 1.5
-    assert not third["whole"] and runs.ARRAYS in third["problem"]
-    data = bytearray((path / runs.ARRAYS).read_bytes())
+    assert not third["whole"] and manifest.ARRAYS in third["problem"]
+    data = bytearray((path / manifest.ARRAYS).read_bytes())
     data[-1] ^= 1
-    (path / runs.ARRAYS).write_bytes(data)
-    assert runs.listing(tmp_path)[1]["whole"]
-    assert not runs.listing(tmp_path, hashes=True)[1]["whole"]
+    (path / manifest.ARRAYS).write_bytes(data)
+    assert manifest.listing(tmp_path)[1]["whole"]
+    assert not manifest.listing(tmp_path, hashes=True)[1]["whole"]
 
 
 def test_snapshots_lock_keeps_a_second_process_out_until_a_kill(tmp_path):
@@ -311,7 +310,7 @@ def test_snapshots_folder_that_cannot_be_written(tmp_path):
 
 def test_snapshots_newer_format_is_refused_and_not_set_aside(tmp_path):
     path = files.write(tmp_path, 1, {}, {"format": 2})
-    assert json.loads((path / runs.FACTS).read_text())["format"] == 2
+    assert json.loads((path / manifest.FACTS).read_text())["format"] == 2
     with pytest.raises(ValueError, match="must have format 1. Received"):
         files.newest(tmp_path)
 

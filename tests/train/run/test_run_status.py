@@ -12,16 +12,16 @@ import pytest
 from conformance import tiny_model
 from rich.console import Console
 
-from keras_vit import runs
 from keras_vit.train import fit
-from keras_vit.train.checkpoint import files
+from keras_vit.train.checkpoint import files, manifest
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
 from keras_vit.train.checkpoint.lock import Lock
+from keras_vit.train.run import run_status
 from keras_vit_cli import main, output
 from keras_vit_cli.info import run_facts
 
 pytestmark = pytest.mark.backend_free
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 RECIPE = {
     "name": "tiny",
     "data": {"source": "folder", "path": "pictures"},
@@ -34,12 +34,12 @@ LINES = [{"epoch": 1, "loss": 2.5}, {"epoch": 2, "loss": 1.25}]
 @pytest.fixture
 def folder(tmp_path):
     """A run that was killed in its third epoch, after a save at step 11; step 8 was the best."""
-    (tmp_path / runs.RECIPE).write_text(json.dumps(RECIPE))
+    (tmp_path / run_status.RECIPE).write_text(json.dumps(RECIPE))
     log = "".join(json.dumps(line) + "\n" for line in LINES)
-    (tmp_path / runs.LOG).write_text(log + '{"epoch": 3, "lo')
+    (tmp_path / run_status.LOG).write_text(log + '{"epoch": 3, "lo')
     save(tmp_path, 8, epoch=2)
     save(tmp_path, 11, epoch=2, step_in_epoch=3)
-    (tmp_path / runs.CHECKPOINTS / "ckpt-000012.tmp-4711").mkdir()
+    (tmp_path / run_status.CHECKPOINTS / "ckpt-000012.tmp-4711").mkdir()
     return tmp_path
 
 
@@ -48,17 +48,17 @@ def save(folder, step, epoch, step_in_epoch=0, stopped=False):
     facts = {"time": 1e9 + step, "position": position, "best": {"step": 8}}
     facts |= {"steps_per_epoch": 4, "extra": {"steps": 14}}
     arrays = {"model/0:kernel": np.full(50, step, "float32")}
-    return files.write(folder / runs.CHECKPOINTS, step, arrays, facts)
+    return files.write(folder / run_status.CHECKPOINTS, step, arrays, facts)
 
 
 def said(folder):
     """What `info` prints, by the title of the line; the last of a title."""
-    return dict(run_facts(runs.read(folder)))
+    return dict(run_facts(run_status.read_run(folder)))
 
 
 def finish(folder):
-    (folder / runs.RESULTS).write_text('{"top1": 0.75}')
-    (folder / runs.MODEL).write_bytes(b"")
+    (folder / run_status.RESULTS).write_text('{"top1": 0.75}')
+    (folder / run_status.MODEL).write_bytes(b"")
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def flip(path):
 
 
 def test_runs_says_where_a_killed_run_goes_on(folder):
-    run = runs.read(folder)
+    run = run_status.read_run(folder)
     assert run["state"] == "cut off" and run["process"] is None and run["results"] is None
     assert [(e["step"], e["whole"], e["best"]) for e in run["checkpoints"]] == [
         (8, True, True),
@@ -108,21 +108,21 @@ def test_runs_state_follows_the_folder(folder):
     lock = Lock(folder)
     lock.acquire()
     try:
-        run = runs.read(folder)
+        run = run_status.read_run(folder)
         assert run["state"] == "running" and f"process {os.getpid()} on" in run["process"]
         assert "being written" in said(folder)["unfinished"]
         with pytest.raises(BlockingIOError):  # it is still held by whom it was held
             in_child(lambda: (Lock._held.clear(), Lock(folder).acquire()))
     finally:
         lock.release()
-    assert runs.read(folder)["state"] == "cut off"  # though the file is there
+    assert run_status.read_run(folder)["state"] == "cut off"  # though the file is there
     in_child(lambda: Lock(folder).acquire())
     finish(folder)
-    run = runs.read(folder)
+    run = run_status.read_run(folder)
     assert run["state"] == "finished" and run["results"] == {"top1": 0.75}
     assert run["problems"] == []
-    (folder / runs.MODEL).unlink()
-    assert "model.keras is missing" in runs.read(folder)["problems"][0]
+    (folder / run_status.MODEL).unlink()
+    assert "model.keras is missing" in run_status.read_run(folder)["problems"][0]
 
 
 def in_child(function):
@@ -142,10 +142,10 @@ def in_child(function):
     assert code == 0
 
 
-@pytest.mark.parametrize("name", [runs.ARRAYS, runs.FACTS, runs.MANIFEST])
+@pytest.mark.parametrize("name", [manifest.ARRAYS, manifest.FACTS, manifest.MANIFEST])
 def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
     assert info(folder)[0] == 0
-    path = folder / runs.CHECKPOINTS / "ckpt-000011" / name
+    path = folder / run_status.CHECKPOINTS / "ckpt-000011" / name
     flip(path)
     code, out = info(folder, "--json")
     run = json.loads(out)
@@ -160,15 +160,27 @@ def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        (runs.RECIPE, '{"name": ', "recipe.json cannot be read"),
-        (runs.RESULTS, "[]", "results.json must hold an object. Received: list"),
-        (runs.LOG, '{"epoch": 1}\nspoiled\n', "log.jsonl cannot be read in line 2"),
-        (runs.LOG, '{"epoch": 1}\n[[1, 2]]\n', "must hold an object in line 2. Received: [[1, 2]]"),
-        (runs.RECIPE, '{"run": null}', "recipe.json must be a recipe. Received: run=None"),
-        (runs.RECIPE, '{"model": {"config": 5}}', "must be a recipe. Received: model.config=5"),
-        (runs.RECIPE, '{"run": {"steps": "x"}}', "must be a recipe. Received: run.steps='x'"),
-        (runs.RECIPE, '{"run": {"steps": 1e999}}', "must be a recipe. Received: run.steps=inf"),
-        (runs.RECIPE, "[" * 10**5, "recipe.json cannot be read"),
+        (run_status.RECIPE, '{"name": ', "recipe.json cannot be read"),
+        (run_status.RESULTS, "[]", "results.json must hold an object. Received: list"),
+        (run_status.LOG, '{"epoch": 1}\nspoiled\n', "log.jsonl cannot be read in line 2"),
+        (
+            run_status.LOG,
+            '{"epoch": 1}\n[[1, 2]]\n',
+            "must hold an object in line 2. Received: [[1, 2]]",
+        ),
+        (run_status.RECIPE, '{"run": null}', "recipe.json must be a recipe. Received: run=None"),
+        (
+            run_status.RECIPE,
+            '{"model": {"config": 5}}',
+            "must be a recipe. Received: model.config=5",
+        ),
+        (run_status.RECIPE, '{"run": {"steps": "x"}}', "must be a recipe. Received: run.steps='x'"),
+        (
+            run_status.RECIPE,
+            '{"run": {"steps": 1e999}}',
+            "must be a recipe. Received: run.steps=inf",
+        ),
+        (run_status.RECIPE, "[" * 10**5, "recipe.json cannot be read"),
     ],
 )
 def test_runs_names_other_damaged_files(folder, info, name, text, message):
@@ -191,11 +203,11 @@ def test_runs_names_other_damaged_files(folder, info, name, text, message):
 )
 def test_runs_names_a_state_of_absurd_numbers(folder, info, changes, message):
     """Its hashes are right: whoever made it wrote the manifest, too."""
-    path = folder / runs.CHECKPOINTS / "ckpt-000011"
-    facts = json.loads((path / runs.FACTS).read_text())
-    (path / runs.FACTS).write_text(json.dumps({**facts, **changes}))
-    files = {name: runs.measure(path / name) for name in (runs.ARRAYS, runs.FACTS)}
-    (path / runs.MANIFEST).write_text(runs.manifest_text(files))
+    path = folder / run_status.CHECKPOINTS / "ckpt-000011"
+    facts = json.loads((path / manifest.FACTS).read_text())
+    (path / manifest.FACTS).write_text(json.dumps({**facts, **changes}))
+    files = {name: manifest.file_record(path / name) for name in (manifest.ARRAYS, manifest.FACTS)}
+    (path / manifest.MANIFEST).write_text(manifest.manifest_text(files))
     code, out = info(folder, "--json")
     found = json.loads(out)
     assert code == 1 and [message in problem for problem in found["problems"]] == [True]
@@ -204,21 +216,21 @@ def test_runs_names_a_state_of_absurd_numbers(folder, info, changes, message):
 
 
 def test_runs_names_what_is_in_the_place_of_a_folder_or_a_file(folder, info):
-    (folder / runs.CHECKPOINTS / "ckpt-000099").write_text("")
-    (folder / runs.LOG).unlink()
-    (folder / runs.LOG).mkdir()
+    (folder / run_status.CHECKPOINTS / "ckpt-000099").write_text("")
+    (folder / run_status.LOG).unlink()
+    (folder / run_status.LOG).mkdir()
     code, out = info(folder, "--json")
     problems = json.loads(out)["problems"]
     assert code == 1 and len(problems) == 2
     assert "log.jsonl must be a file" in problems[1] and "ckpt-000099" in problems[0]
-    shutil.rmtree(folder / runs.CHECKPOINTS)
-    (folder / runs.CHECKPOINTS).write_text("")
+    shutil.rmtree(folder / run_status.CHECKPOINTS)
+    (folder / run_status.CHECKPOINTS).write_text("")
     code, out = info(folder, "--json")
     assert code == 1 and "must be a folder" in json.loads(out)["problems"][0]
 
 
 def test_runs_names_a_checkpoint_of_another_step(folder, info):
-    path = folder / runs.CHECKPOINTS / "ckpt-000011"
+    path = folder / run_status.CHECKPOINTS / "ckpt-000011"
     path.rename(path.with_name("ckpt-000012"))
     code, out = info(folder, "--json")
     run = json.loads(out)
@@ -227,7 +239,7 @@ def test_runs_names_a_checkpoint_of_another_step(folder, info):
 
 
 def test_runs_without_a_checkpoint(tmp_path, info):
-    (tmp_path / runs.RECIPE).write_text("{}")
+    (tmp_path / run_status.RECIPE).write_text("{}")
     code, out = info(tmp_path)
     assert code == 0 and "there is no checkpoint to resume from" in out
 
@@ -235,13 +247,13 @@ def test_runs_without_a_checkpoint(tmp_path, info):
 def test_info_opens_the_model_of_a_run(folder, info):
     finish(folder)
     model = tiny_model()
-    model.save(folder / runs.MODEL)
+    model.save(folder / run_status.MODEL)
     code, out = info(folder)
     assert code == 0 and "24 x 16 x 3, patch 8, width 20" in out and "top1 0.75" in out
     code, out = info(folder, "--json")
     run = json.loads(out)
     assert code == 0 and run["model"]["parameters"] == model.count_params()
-    flip(folder / runs.MODEL)
+    flip(folder / run_status.MODEL)
     code, out = info(folder, "--json")
     run = json.loads(out)
     assert (
@@ -252,15 +264,17 @@ def test_info_opens_the_model_of_a_run(folder, info):
 def test_runs_reads_what_a_real_run_leaves(tmp_path):
     """The names of files and the facts are those of `training`; with one's own `fit`, too."""
     for name in ("RECIPE", "LOG", "MODEL", "RESULTS", "CHECKPOINTS"):
-        assert getattr(runs, name) == getattr(fit, name)
+        assert getattr(run_status, name) == getattr(fit, name)
     model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])
     model.compile("adam", "mse")
     x = np.ones((6, 7), "float32")
-    checkpoint = Checkpoint(tmp_path / runs.CHECKPOINTS, save_freq=3, monitor="loss", extra=["x"])
+    checkpoint = Checkpoint(
+        tmp_path / run_status.CHECKPOINTS, save_freq=3, monitor="loss", extra=["x"]
+    )
     around = checkpoint.around()
     model.fit(x, x[:, :3], batch_size=2, epochs=2, callbacks=around, verbose=0, shuffle=False)
-    (tmp_path / runs.RECIPE).write_text(json.dumps({**RECIPE, "run": {"steps": 6}}))
-    run = runs.read(tmp_path)
+    (tmp_path / run_status.RECIPE).write_text(json.dumps({**RECIPE, "run": {"steps": 6}}))
+    run = run_status.read_run(tmp_path)
     assert [e["step"] for e in run["checkpoints"]] == [3, 6] and run["problems"] == []
     assert run["steps"] == 6 and run["position"]["step"] == 6
     assert "step 6 of 6" in said(tmp_path)["state"]
