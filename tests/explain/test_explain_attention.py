@@ -17,6 +17,7 @@ from keras_vit.layers import EncoderBlock
 EVERYWHERE = ("registers",)
 KINDS = (*EVERYWHERE, "qk_norm", "paper", "post_norm", "registers_only", "mean_all", "patch_norm")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
+tensorflow_only = pytest.mark.backend_free  # NumPy alone follows on the attention weights
 
 
 def given(monkeypatch, found):
@@ -74,7 +75,7 @@ def test_attention_maps_have_all_patches_of_a_model_with_patch_dropout():
     np.testing.assert_allclose(explain.attention_maps(model, x), expected, atol=1e-5)
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_attention_maps_in_half_precision(policy):
     model, x = tiny_model("registers", dtype=policy), case("registers")[1]
@@ -111,7 +112,7 @@ def test_attention_maps_with_lora():
     assert np.abs(found - plain).max() > 1e-2
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 def test_attention_maps_of_a_quantised_model():
     model, x, expected = tiny_model("paper"), *case("paper")[1:]
     model.blocks[0].attention.query_dense.quantize("int8")  # Keras' own path then
@@ -120,7 +121,7 @@ def test_attention_maps_of_a_quantised_model():
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 def test_batches_change_nothing(monkeypatch):
     model, _, _ = case("registers")
     x = images(model.config, count=3)
@@ -143,7 +144,7 @@ def test_batches_change_nothing(monkeypatch):
     assert parts == [2, 1] * len(calls)
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 def test_pixels_are_normalised():
     model, _, _ = case("paper")
     pixels = np.random.default_rng(0).integers(0, 256, (1, 24, 16, 3)).astype("uint8")
@@ -153,7 +154,7 @@ def test_pixels_are_normalised():
     assert np.abs(found - explain.attention_maps(model, -x)).max() > 1e-2
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize("kind", ["paper", "registers_only", "mean_all", "mean", "all_tokens"])
 def test_class_token_maps(kind):
     model, x, expected = case(kind)
@@ -186,7 +187,7 @@ def rolled_out(found, fuse=np.mean, discard=0, axis=1, order=1):
     return result
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
 def test_rollout_is_the_papers(fusion):
     model, x, expected = case("registers")
@@ -202,7 +203,7 @@ def test_rollout_is_the_papers(fusion):
     assert np.abs(found[0] - rolled_out(expected[:, 0], others[fusion])).max() > 1e-3
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize("ratio, count", [(0.0, 0), (0.1, 8), (0.5, 40), (0.99, 80)])
 def test_rollout_discards_the_smallest_of_each_image_and_layer(ratio, count):
     model, x, expected = case("registers")  # 81 weights
@@ -214,7 +215,7 @@ def test_rollout_discards_the_smallest_of_each_image_and_layer(ratio, count):
             assert np.abs(found[i] - rolled_out(expected[:, i], discard=count - 4)).max() > 1e-4
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize(
     "kind, rows, first",
     [
@@ -250,7 +251,7 @@ def distances(found, config):
     return total / len(found) / len(centres)
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize("kind", ["registers", "patch_norm"])
 def test_attention_distance_is_in_pixels(kind):
     model, x, expected = case(kind)
@@ -268,7 +269,7 @@ def test_attention_distance_is_in_pixels(kind):
         assert np.abs(right - attention.patch_distances(grid, (4, 8))).max() > 1
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 def test_attention_distance_of_queries_that_look_nowhere(monkeypatch):
     model, x, _ = case("paper")
     found = np.zeros((2, 2, 5, 7, 7))
@@ -278,7 +279,7 @@ def test_attention_distance_of_queries_that_look_nowhere(monkeypatch):
     np.testing.assert_array_equal(explain.attention_distance(model, x), [[8] * 5, [0] * 5])
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 def test_attention_entropy_in_nats(monkeypatch):
     model, x, expected = case("registers")
     found = explain.attention_entropy(model, x)
@@ -292,7 +293,7 @@ def test_attention_entropy_in_nats(monkeypatch):
     np.testing.assert_allclose(found, [[np.log(9)] * 5, [0] * 5], atol=1e-6)
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize(
     "arguments, rule",
     [
@@ -315,7 +316,7 @@ def test_attention_maps_name_what_is_wrong(arguments, rule):
         explain.attention_maps(**{"model": model, "images": x, **arguments})
 
 
-@pytest.mark.backend_free
+@tensorflow_only
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan"), True, "0.5"])
 def test_rollout_names_what_is_wrong(ratio):
     model, x, _ = case("paper")

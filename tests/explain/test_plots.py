@@ -15,6 +15,7 @@ from keras_vit.explain import panels, plots
 from keras_vit.preprocessing import preprocess
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+only_once = pytest.mark.backend_free
 
 HEIGHT, WIDTH = 40, 60
 
@@ -53,7 +54,7 @@ def render(figure):
 # -- numbers
 
 
-@pytest.mark.backend_free
+@only_once
 @pytest.mark.parametrize("kind", ["registers", "no_class_token", "pre_logits", "all_tokens"])
 def test_plots_hold_the_arrays(kind):
     model = model_of(kind)
@@ -89,7 +90,7 @@ def test_plots_hold_the_arrays(kind):
     np.testing.assert_array_equal(found, explain.patch_pca(model, both))
 
 
-@pytest.mark.backend_free
+@only_once
 def test_plot_attention_maps_of_a_patch_is_its_row():
     model, picture = model_of("registers"), pixels()
     images = preprocess(picture, model.config)
@@ -104,7 +105,7 @@ def test_plot_attention_maps_of_a_patch_is_its_row():
     np.testing.assert_allclose([frame.y0, frame.y1], [top + (bottom - top) * 2 / 3, bottom])
 
 
-@pytest.mark.backend_free
+@only_once
 @pytest.mark.parametrize("name", ["attention_distance", "attention_entropy"])
 def test_plots_by_depth_hold_the_arrays(name):
     model = model_of("registers")
@@ -125,7 +126,7 @@ def test_plots_by_depth_hold_the_arrays(name):
     np.testing.assert_allclose(axis.lines[0].get_ydata(), most, rtol=1e-6)
 
 
-@pytest.mark.backend_free
+@only_once
 def test_plot_position_similarity_lies_as_the_patches_lie():
     model = model_of("learned_2d")
     expected = explain.position_similarity(model)  # (3, 2, 3, 2)
@@ -138,7 +139,7 @@ def test_plot_position_similarity_lies_as_the_patches_lie():
     assert np.isnan(whole[3]).all() and np.isnan(whole[:, 2]).all()
 
 
-@pytest.mark.backend_free
+@only_once
 def test_plot_position_similarity_of_a_large_grid_leaves_out_rows():
     model = tiny_model(image_size=(48, 16), patch_size=(2, 8))
     figure = plots.plot_position_similarity(model)
@@ -147,7 +148,7 @@ def test_plot_position_similarity_of_a_large_grid_leaves_out_rows():
     assert labels == [str(i) for i in range(0, 24, 2)]
 
 
-@pytest.mark.backend_free
+@only_once
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_plot_patch_filters_are_the_filters(channels):
     model = model_of("paper", in_channels=channels)
@@ -164,7 +165,7 @@ def test_plot_patch_filters_are_the_filters(channels):
     assert not whole[9:, 2 * (wide + 1) :, 3].any()  # there is no tenth
 
 
-@pytest.mark.backend_free
+@only_once
 @pytest.mark.parametrize("name", ["grad_cam", "attention_gradient"])
 def test_plots_of_classes_hold_the_arrays_and_name_them(name):
     labels = ("cat", "$x$ of a very long name that no panel has any room for", "dog")
@@ -188,7 +189,7 @@ def test_plots_of_classes_hold_the_arrays_and_name_them(name):
 # -- places
 
 
-@pytest.mark.backend_free
+@only_once
 @pytest.mark.parametrize("size", [(30, 100), (90, 40), (24, 16)])
 @pytest.mark.parametrize("crop", [None, 0.5, 1.0])
 def test_seen_part_is_what_preprocessing_leaves(size, crop):
@@ -218,7 +219,7 @@ def test_seen_part_is_what_preprocessing_leaves(size, crop):
         np.testing.assert_allclose(line[inner], places[inner], atol=0.05)  # the kernel is sampled
 
 
-@pytest.mark.backend_free
+@only_once
 def test_overlay_covers_the_marked_patch():
     """A bright square lies where the figure has one patch: the model gets it in just that one."""
     model = model_of("paper", crop_fraction=0.8)
@@ -241,7 +242,7 @@ def test_overlay_covers_the_marked_patch():
     assert 0 < left - shift < right - shift < WIDTH  # and not all of it is seen
 
 
-@pytest.mark.backend_free
+@only_once
 def test_picture_of_another_size_is_made_to_fit():
     figure = plots.plot_patch_pca(model_of("paper"), [pixels(), pixels(80, 60)])
     left, right, bottom, top = figure.axes[0].images[3].get_extent()  # after one, grey, and its map
@@ -249,7 +250,7 @@ def test_picture_of_another_size_is_made_to_fit():
     assert left > WIDTH
 
 
-@pytest.mark.backend_free
+@only_once
 def test_what_is_not_seen_is_pale():
     model = model_of("paper", crop_fraction=0.8)
     dark = np.zeros((HEIGHT, WIDTH, 3), "uint8")
@@ -264,7 +265,7 @@ def test_what_is_not_seen_is_pale():
 # -- figures
 
 
-@pytest.mark.backend_free
+@only_once
 @pytest.mark.parametrize(
     "kind, channels, size",
     [
@@ -297,7 +298,7 @@ def test_figure_on_every_backend():
     assert render(figure).std() > 0
 
 
-@pytest.mark.backend_free
+@only_once
 def test_figures_leave_pyplot_alone():
     from matplotlib import pyplot
 
@@ -308,7 +309,7 @@ def test_figures_leave_pyplot_alone():
 # -- what is refused
 
 
-@pytest.mark.backend_free
+@only_once
 def test_pictures_may_be_paths_and_images(tmp_path):
     model, path = model_of("paper"), tmp_path / "a.png"
     Image.fromarray(pixels()).save(path)
@@ -323,7 +324,7 @@ def test_pictures_may_be_paths_and_images(tmp_path):
         plots.plot_attention_rollout(model, tmp_path / "none.png")
 
 
-@pytest.mark.backend_free
+@only_once
 @pytest.mark.parametrize(
     "name, arguments, message",
     [
@@ -356,7 +357,7 @@ def test_plots_refuse(name, arguments, message):
         getattr(plots, f"plot_{name}")(**{"model": model_of(), own: pixels(), **arguments})
 
 
-@pytest.mark.backend_free
+@only_once
 def test_plots_refuse_what_a_model_lacks():
     with pytest.raises(ValueError, match="position_embedding='none'"):
         plots.plot_position_similarity(model_of("no_positions"))

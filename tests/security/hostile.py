@@ -17,6 +17,8 @@ TIB = 1 << 40
 FLAT = 8 << 20
 """Bytes that refusing a file may allocate; what the files declare starts at 100 MiB."""
 
+ONE_BACKEND = pytest.mark.backend_free
+
 
 def refuse(path, *found):
     """Opens and reads the file, expecting one `Refused` that holds `found`, and no memory used."""

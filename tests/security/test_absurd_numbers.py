@@ -8,6 +8,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+from hostile import ONE_BACKEND
 
 import keras_vit
 from keras_vit import ViT, ViTConfig
@@ -125,7 +126,7 @@ def test_sane_files_load(saved, tmp_path, kind):
     assert config == TINY.replace(interpolation=config.interpolation)
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 @pytest.mark.parametrize("field", BEYOND)
 @pytest.mark.parametrize("kind", OPEN)
 def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, field):
@@ -134,7 +135,7 @@ def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, fie
     refused(f"^{field} must be .*{field}=.*{BEYOND[field]}", load, path)
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 @pytest.mark.parametrize("field", WITHIN)
 @pytest.mark.parametrize("kind", OPEN)
 def test_number_that_the_arrays_do_not_bear_out_is_refused(saved, tmp_path, refused, kind, field):
@@ -143,7 +144,7 @@ def test_number_that_the_arrays_do_not_bear_out_is_refused(saved, tmp_path, refu
     refused(found, load, spoil(saved, tmp_path, fields))
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 def test_inspect_lists_numbers_that_the_arrays_do_not_bear_out(saved, tmp_path):
     path = spoil_safetensors(saved, tmp_path, {"depth": 4096, "num_registers": 7})
     found = inspect(path)
@@ -154,7 +155,7 @@ def test_inspect_lists_numbers_that_the_arrays_do_not_bear_out(saved, tmp_path):
     assert found.config.depth == 2
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 @pytest.mark.parametrize("dtype", ["DTypePolicy", "DTypePolicyMap"])
 def test_keras_file_of_a_quantized_model_is_bounded_too(saved, tmp_path, refused, dtype):
     def change(config):
@@ -175,7 +176,7 @@ def test_keras_file_of_another_model_is_refused_before_it_is_built(saved, tmp_pa
         load_keras(path)
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
     content = (saved / "m.keras").read_bytes()
     path = tmp_path / "m.keras"
@@ -209,14 +210,14 @@ def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
         ),
     ],
 )
-@pytest.mark.backend_free
+@ONE_BACKEND
 def test_image_size_has_a_ceiling_without_a_position_table(fields, message):
     with pytest.raises(ValueError, match=message):
         ViTConfig(**{"position_embedding": "none", **fields})
     assert ViTConfig(image_size=2**14, position_embedding="none").num_patches == 2**20
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 def test_a_new_head_cannot_be_asked_for_by_the_file(saved, tmp_path):
     """A file with two heads needs `num_classes`, and only the caller's is believed."""
     from keras_vit.weights.plan import make_plan
@@ -247,7 +248,7 @@ def test_a_new_head_cannot_be_asked_for_by_the_file(saved, tmp_path):
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -271,7 +272,7 @@ def test_our_config_of_other_types_is_refused(saved, tmp_path, refused, kind, ch
     refused(found, load, spoil(saved, tmp_path, changes))
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 @pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1, "a": 2}', "[" * 10**5, "\xff", "1" * 5000])
 def test_config_json_that_is_no_object_is_refused(saved, tmp_path, refused, text):
     path = spoil_h5(saved, tmp_path, {})
@@ -289,7 +290,7 @@ RECORD = {
 }
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -309,7 +310,7 @@ def test_record_of_an_export_is_checked(refused, changes, found):
     refused(found, stated, "x.onnx", {**RECORD, **changes})
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 def test_input_of_an_export_is_compared_with_its_config():
     check_input("x.onnx", TINY, (None, 24, 16, 3))
     with pytest.raises(Refused, match=r"of the size in its config, \(24, 16, 3\).*x.onnx"):

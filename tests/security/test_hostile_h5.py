@@ -26,7 +26,6 @@ def h5(tmp_path):
 EXPECTED = {"layers/dense/vars/0": (20, 3), "layers/dense/vars/1": (3,)}
 
 
-@pytest.mark.backend_free
 def test_sound_weights_h5_is_accepted(h5):
     assert arrays.check_weights_h5(h5) == EXPECTED
     assert arrays.check_weights_h5(h5, EXPECTED) == EXPECTED
@@ -53,7 +52,6 @@ def test_weights_h5_that_keras_writes_is_accepted(tmp_path, dtype):
         )
 
 
-@pytest.mark.backend_free
 def test_weights_h5_with_other_arrays_is_refused_with_all_of_them(h5):
     with h5py.File(h5, "a") as file:
         file["layers/extra/vars/0"] = np.ones(2)
@@ -188,7 +186,6 @@ SPOILERS = {
 }
 
 
-@pytest.mark.backend_free
 @pytest.mark.parametrize("spoil", SPOILERS, ids=lambda f: f.__name__)
 def test_weights_h5_that_is_spoilt_is_refused(h5, tmp_path, spoil):
     with h5py.File(h5, "a") as file:
@@ -198,7 +195,6 @@ def test_weights_h5_that_is_spoilt_is_refused(h5, tmp_path, spoil):
     assert str(error.value).startswith("path must ") and str(h5) in str(error.value)
 
 
-@pytest.mark.backend_free
 def test_weights_h5_whose_chunks_are_longer_than_the_file_is_refused(h5):
     with h5py.File(h5, "a") as file:
         file.create_dataset("x", data=np.ones(3, "float32"), chunks=(3,))
@@ -211,7 +207,6 @@ def test_weights_h5_whose_chunks_are_longer_than_the_file_is_refused(h5):
         arrays.check_weights_h5(h5)
 
 
-@pytest.mark.backend_free
 def test_weights_h5_cut_short_or_prefixed_is_refused(h5):
     content = h5.read_bytes()
     for length in [*range(0, len(content), 199), len(content) - 1]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from weights_sources import one_backend
 
 import keras_vit
 from keras_vit.weights.formats import WRITTEN
@@ -47,7 +48,7 @@ CANNOT = [
 ]
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize(("format", "fields", "message"), CANNOT)
 def test_save_says_what_a_format_cannot_express(tmp_path, format, fields, message):
     with pytest.raises(ValueError, match=message):
@@ -55,7 +56,7 @@ def test_save_says_what_a_format_cannot_express(tmp_path, format, fields, messag
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_save_rejects_unknown_formats_and_models(tmp_path):
     with pytest.raises(ValueError, match="format must be one of 'google'.*Received: format='flax'"):
         keras_vit.save_pretrained(random_model(), tmp_path / "out", format="flax")
@@ -74,7 +75,7 @@ def test_save_refuses_lora(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("format", ["timm", "torchvision"])
 def test_save_leaves_the_old_whole_when_it_fails(tmp_path, format, monkeypatch):
     from keras_vit.weights import save

@@ -4,7 +4,7 @@ import flax_reference as flax
 import numpy as np
 import pytest
 import scipy.ndimage
-from weights_sources import images, logits
+from weights_sources import images, logits, one_backend
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -93,7 +93,7 @@ def test_big_vision_attention_pooling_is_named_and_trunk_loads(tmp_path):
     assert set(dropped) == set(pooled)
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize(("token", "size"), [(True, 40), (False, 56), (True, 16)])
 def test_google_resolution_equals_scipy_zoom(tmp_path, token, size):
     params = flax.random_google(token=token)
@@ -109,7 +109,7 @@ def test_google_resolution_equals_scipy_zoom(tmp_path, token, size):
     assert np.abs(logits(other, images(size)) - expected).max() > 1e-3
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_google_pre_logits_leave_with_the_head_they_served(tmp_path):
     path = save(tmp_path, flax.random_google(representation=6))
     assert keras_vit.from_pretrained(path).config.representation_size == 6
@@ -127,7 +127,7 @@ def test_google_hybrid_is_refused(tmp_path):
         keras_vit.from_pretrained(save(tmp_path, arrays))
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("format", ["google", "big_vision"])
 def test_flax_round_trip_is_bitwise(tmp_path, format):
     if format == "google":

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, torch_logits
+from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -58,7 +58,7 @@ def test_huggingface_names_in_memory_are_read(tmp_path, kind, prefix):
     )
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_huggingface_epsilon_default_is_1e_12(tmp_path):
     _, folder = saved(tmp_path, "ViTForImageClassification")
     assert inspect(folder).config.norm_epsilon == 1e-12
@@ -70,7 +70,7 @@ def test_huggingface_epsilon_default_is_1e_12(tmp_path):
     assert inspect(bare, num_heads=5).config.norm_epsilon == 1e-6
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
     source, folder = saved(tmp_path, "ViTModel", pooler_output_size=6)
     model = keras_vit.from_pretrained(folder)
@@ -88,7 +88,7 @@ def test_huggingface_pooler_is_pre_logits_where_it_is_used(tmp_path):
     assert set(other.dropped) == {"pooler.dense.weight", "pooler.dense.bias"}
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_huggingface_pooler_with_another_activation_is_refused(tmp_path):
     _, folder = saved(tmp_path, "ViTModel", pooler_act="relu")
     with pytest.raises(ValueError, match="pooler_act='relu'"):
@@ -97,7 +97,7 @@ def test_huggingface_pooler_with_another_activation_is_refused(tmp_path):
     assert inspect(folder, num_classes=4).config.representation_size is None
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_huggingface_model_type_must_be_a_plain_vit(tmp_path):
     """The backbone of RF-DETR has DINOv2's arrays, and attends within windows."""
     source, folder = saved(tmp_path, "Dinov2Model")
@@ -111,7 +111,7 @@ def test_huggingface_model_type_must_be_a_plain_vit(tmp_path):
         keras_vit.from_pretrained(sources.save(tmp_path / "unknown", arrays, unknown))
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_huggingface_defaults_are_those_of_transformers():
     import transformers
 
@@ -126,7 +126,7 @@ def test_huggingface_defaults_are_those_of_transformers():
         assert config.image_size == size == stated["image_size"]
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_huggingface_assumptions_are_reported(tmp_path):
     _, folder = saved(tmp_path, "ViTModel")
     assert inspect(folder).assumed == {}
@@ -170,7 +170,7 @@ def test_huggingface_mae_decoder_is_dropped(tmp_path):
     assert reasons == {"the decoder of masked training"}
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
@@ -198,7 +198,7 @@ def test_huggingface_resolution_equals_source(tmp_path, kind, size):
     assert np.abs(logits(other, pictures) - expected).max() > 1e-3
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_huggingface_labels_and_pixels_come_along(tmp_path):
     _, folder = saved(tmp_path, "ViTForImageClassification")
     config = json.loads((folder / "config.json").read_text())
@@ -230,7 +230,7 @@ def test_huggingface_unknown_activation_is_named(tmp_path):
 WRITTEN = [k for k in KINDS if k.startswith("ViT")]
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_huggingface_round_trip_is_bitwise(tmp_path, kind):
     from safetensors.numpy import load_file
@@ -242,7 +242,7 @@ def test_huggingface_round_trip_is_bitwise(tmp_path, kind):
     sources.assert_same_file(back / "model.safetensors", arrays)
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_huggingface_loads_what_we_write(tmp_path, kind):
     import transformers

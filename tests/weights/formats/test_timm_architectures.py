@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 import weights_sources as sources
 from derive_architectures import architectures
-from weights_sources import images, logits, torch_logits
+from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
 from keras_vit.weights.formats import timm_config
 from keras_vit.weights.plan import make_plan
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.backend_free,
-    pytest.mark.filterwarnings("ignore:Mapping deprec"),
-]
+pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore:Mapping deprec")]
 
 SMALL = ({"depth": 2, "embed_dim": 64, "num_heads": 4}, {"depth": 2}, {})
 """How an architecture is made small: as far as it lets itself be."""

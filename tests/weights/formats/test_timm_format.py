@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, torch_logits
+from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -67,7 +67,7 @@ def test_timm_config_json_says_what_arrays_do_not(tmp_path, kind):
     np.testing.assert_allclose(logits(model, pictures), torch_logits(source, pictures), atol=1e-5)
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_timm_config_json_brings_pixels_and_labels(tmp_path):
     cfg = {
         "mean": [0.1, 0.2, 0.3],
@@ -86,7 +86,7 @@ def test_timm_config_json_brings_pixels_and_labels(tmp_path):
     assert inspect(folder, num_heads=5, num_classes=2).config.labels is None
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize(
     ("fields", "size"),
     [({}, 40), ({}, (16, 56)), ({"no_embed_class": True, "reg_tokens": 2}, 32)],
@@ -105,7 +105,7 @@ def test_timm_resolution_equals_source(tmp_path, fields, size):
     assert np.abs(logits(other, pictures) - expected).max() > 1e-3
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("channels", [1, 4, 10])
 def test_timm_channels_equal_adapt_input_conv(tmp_path, channels, caplog):
     import torch
@@ -206,7 +206,7 @@ def test_timm_distilled_trunk_equals_source(tmp_path):
     }
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -220,7 +220,7 @@ def test_timm_other_architectures_are_named(tmp_path, fields, message):
         keras_vit.from_pretrained(path, num_heads=5)
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
@@ -240,7 +240,7 @@ def test_timm_architectures_unlike_ours_are_refused_by_name(tmp_path, architectu
     keras_vit.from_pretrained(sources.save(tmp_path / "plain", arrays, config))
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_timm_model_args_that_are_not_understood_are_refused(tmp_path):
     arrays = sources.state(sources.timm_vit())
     config = {"model_args": {"num_heads": 5, "rope_type": "mixed"}}
@@ -248,7 +248,7 @@ def test_timm_model_args_that_are_not_understood_are_refused(tmp_path):
         inspect(sources.save(tmp_path / "folder", arrays, config))
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_timm_without_a_table_must_say_that_it_has_no_positions(tmp_path):
     path = bare(tmp_path, sources.state(sources.timm_vit(pos_embed="none")))
     with pytest.raises(ValueError, match="position_embedding='none' must be passed"):
@@ -257,7 +257,7 @@ def test_timm_without_a_table_must_say_that_it_has_no_positions(tmp_path):
     assert keras_vit.from_pretrained(path, **fields).config.position_embedding == "none"
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
     from timm.models.vision_transformer import ResPostBlock
 
@@ -271,7 +271,7 @@ def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
     np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
 
 
-@pytest.mark.backend_free
+@one_backend
 def test_timm_assumptions_are_reported(tmp_path, caplog):
     path = bare(tmp_path, sources.state(sources.timm_vit(embed_dim=64, num_heads=1)))
     assumed = {"gelu": "exact", "norm_epsilon": 1e-6, "num_heads": 1, "pooling": "token"}
@@ -298,7 +298,7 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
     np.testing.assert_allclose(logits(model, images()), tokens.mean(1).numpy(), atol=1e-5)
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_timm_round_trip_is_bitwise(tmp_path, kind):
     arrays = sources.state(sources.timm_vit(**KINDS[kind]))
@@ -308,7 +308,7 @@ def test_timm_round_trip_is_bitwise(tmp_path, kind):
     sources.assert_same_file(folder / "model.safetensors", arrays)
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_timm_loads_what_we_write(tmp_path, kind):
     import timm

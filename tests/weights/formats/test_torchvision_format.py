@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, torch_logits
+from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -29,7 +29,7 @@ def test_torchvision_logits_equal_source(tmp_path, fields, names):
     assert np.abs(logits(other, images()) - expected).max() > 1e-3
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("size", [40, 16, 64])
 def test_torchvision_resolution_equals_source(tmp_path, size):
     from torchvision.models.vision_transformer import interpolate_embeddings
@@ -45,7 +45,7 @@ def test_torchvision_resolution_equals_source(tmp_path, size):
     assert np.abs(logits(other, images(size)) - expected).max() > 1e-3
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("fields", [{}, {"representation_size": 6}], ids=["head", "pre_logits"])
 def test_torchvision_round_trip_is_bitwise_and_loads_strictly(tmp_path, fields):
     import torch

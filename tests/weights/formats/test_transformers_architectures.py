@@ -7,11 +7,11 @@ import pkgutil
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits
+from weights_sources import images, logits, one_backend
 
 import keras_vit
 
-pytestmark = [pytest.mark.slow, pytest.mark.backend_free, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, one_backend, pytest.mark.filterwarnings("ignore")]
 
 TINY = {
     "image_size": 24,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import images, logits, torch_logits
+from weights_sources import images, logits, one_backend, torch_logits
 
 import keras_vit
 
@@ -52,7 +52,7 @@ def test_vit_pytorch_old_generation_equals_its_code(tmp_path, pool, patch_norm):
     np.testing.assert_allclose(logits(model, images()), torch_logits(source, images()), atol=1e-5)
 
 
-@pytest.mark.backend_free
+@one_backend
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "one head"])
 def test_vit_pytorch_round_trip_is_bitwise_and_loads_strictly(tmp_path, kind):
     from safetensors.torch import load_file

@@ -4,8 +4,10 @@ import json
 
 import keras
 import numpy as np
+import pytest
 
 # What is only about files and NumPy arrays is the same on every backend.
+one_backend = pytest.mark.backend_free
 
 
 def randomise(module, seed=0, scale=0.5):
