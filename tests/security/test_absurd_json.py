@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from hostile import ONE_BACKEND
 
 import keras_vit
 from keras_vit import ViT, ViTConfig
@@ -59,7 +60,7 @@ def foreign(tmp_path_factory):
     return folder
 
 
-@pytest.mark.backend_free
+@ONE_BACKEND
 @pytest.mark.parametrize(
     ("library", "file", "changes", "field"),
     [
