@@ -17,8 +17,6 @@ TIB = 1 << 40
 FLAT = 8 << 20
 """Bytes that a refusal may allocate. The files declare 100 MiB and more."""
 
-ONE_BACKEND = pytest.mark.backend_free
-
 
 def refusal_of(function, *args):
     """The message of the `Refused` that a function must raise, in little memory."""

@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from hostile import ONE_BACKEND
 
 import keras_vit
 from keras_vit import ViT, ViTConfig
@@ -60,7 +59,7 @@ def foreign(tmp_path_factory):
     return folder
 
 
-@ONE_BACKEND
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("library", "file", "changes", "field"),
     [

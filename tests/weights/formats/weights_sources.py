@@ -5,7 +5,6 @@ import json
 
 import keras
 import numpy as np
-import pytest
 
 import keras_vit
 
@@ -20,7 +19,6 @@ TINY = {
 }
 
 # What is only about files and NumPy arrays is the same on every backend.
-one_backend = pytest.mark.backend_free
 
 
 def randomize(module, seed=0, scale=0.5):
