@@ -287,6 +287,32 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     return dict(list(shapes.items())[:before]) | every | shapes
 
 
+def merged_weights(model: ViT) -> dict[str, np.ndarray]:
+    """Path and value of every weight, LoRA's adapters added to the kernels they belong to."""
+    variables = {w.path: w for w in model.weights if "lora_kernel" not in w.path}
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            variables[layer._kernel.path] = layer.kernel  # Keras merges LoRA when this is read
+    # A copy: JAX would share the array, and delete it in further training.
+    return {path: np.array(keras.ops.convert_to_numpy(v)) for path, v in variables.items()}
+
+
+def float32_copy(model: ViT, values: Mapping[str, np.ndarray] | None = None) -> ViT:
+    """A model of the same config in float32, with LoRA merged.
+
+    Args:
+        model: The model.
+        values: What `merged_weights` returned at some time; None means now.
+    """
+    values = merged_weights(model) if values is None else values
+    with deferred() as weights:
+        copy = ViT(model.config, name=model.name, dtype="float32")
+    for weight in copy.weights:
+        weights.fill(weight, values[weight.path])
+    weights.initialize_rest()
+    return copy
+
+
 def _embed(images, config: ViTConfig, policy):
     """Eq. 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, and register tokens."""
     z = layers.Patches(

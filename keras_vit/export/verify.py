@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.model import ViT
+from keras_vit.model import ViT, float32_copy
 from keras_vit.preprocessing import check_normalized, most_pixels, normalize, preprocess
 from keras_vit.runtime.base import Runtime
 from keras_vit.runtime.saved_model import SavedModelRuntime
@@ -51,17 +51,8 @@ class Verification:
 
 
 def float32_model(model: ViT) -> ViT:
-    """The model itself if it computes in float32, else a copy that does, with LoRA merged."""
-    if model.compute_dtype == "float32":
-        return model
-    values = {v.path: v.value for v in model.weights}
-    for layer in model._flatten_layers():
-        if getattr(layer, "lora_enabled", False):
-            values[layer._kernel.path] = layer.kernel
-    copy = ViT(model.config, name=model.name, dtype="float32")
-    for variable in copy.weights:
-        variable.assign(values[variable.path])
-    return copy
+    """The model itself if it computes in float32, else a copy that does."""
+    return model if model.compute_dtype == "float32" else float32_copy(model)
 
 
 def generated_images(config: ViTConfig, count: int = sum(BATCHES)) -> np.ndarray:

@@ -26,6 +26,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit.atomic import TEMPORARY, atomic_path
+from keras_vit.model import float32_copy, merged_weights
 from keras_vit.train import distribution
 from keras_vit.train.build import build_model, compile_model
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
@@ -167,7 +168,7 @@ def train(
             if plan.start.stopped and plan.start.extra["recipe"] == recipe.to_dict():
                 plan.epochs = plan.start.epoch
             results = _fit(plan, workdir, checkpoint, verbose, callbacks)
-            weights = trained_model.merged_weights(plan.model)
+            weights = merged_weights(plan.model)
         if not where.is_chief:
             return {}
         results = _finish(plan, workdir, weights, results)
@@ -321,7 +322,7 @@ def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[s
 def _finish(plan: RunPlan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
     """Saves the model, evaluates it and writes the report, in one process on one device."""
     recipe, source = plan.recipe, plan.source
-    model = trained_model.float32_copy(plan.model, weights)
+    model = float32_copy(plan.model, weights)
     size = _evaluation_batch(plan)
     tests = test_batches(source.test, model.config, size, source.num_classes)
     model = trained_model.save_model(model, workdir / MODEL, recipe.loss.name, tests)

@@ -1,7 +1,6 @@
 """The trained model that a run saves: float32, without optimizer state and LoRA layers."""
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -13,31 +12,13 @@ from keras_vit.train import build
 from keras_vit.train.distribution.devices import jit_compile
 
 
-def merged_weights(model: keras_vit.ViT) -> dict[str, np.ndarray]:
-    """Path of a weight -> its value, with LoRA merged."""
-    variables = {w.path: w for w in model.weights if "lora_kernel" not in w.path}
-    for layer in model._flatten_layers():
-        if getattr(layer, "lora_enabled", False):
-            variables[layer._kernel.path] = layer.kernel  # Keras merges LoRA when this is read
-    # A copy: JAX would share the array, and delete it in further training.
-    return {path: np.array(keras.ops.convert_to_numpy(v)) for path, v in variables.items()}
-
-
-def float32_copy(model: keras_vit.ViT, weights: Mapping[str, np.ndarray]) -> keras_vit.ViT:
-    """A float32 model of the same config, with these weights."""
-    plain = keras_vit.ViT(model.config, name=model.name, dtype="float32")
-    for weight in plain.weights:
-        weight.assign(weights[weight.path])
-    return plain
-
-
 def save_model(
     plain: keras_vit.ViT, path: str | os.PathLike, loss: str, batches: Any
 ) -> keras_vit.ViT:
     """Saves a `.keras` file that needs `import keras_vit` alone to load, and checks it.
 
     Args:
-        plain: A model of `float32_copy`.
+        plain: A model that `keras_vit.model.float32_copy` returned.
         path: The file.
         loss: "softmax" or "sigmoid", which the saved model is compiled with.
         batches: Batches of (images, targets); both models predict the first one.

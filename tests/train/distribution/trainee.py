@@ -150,9 +150,9 @@ def train(plan, devices, out):
     import tensorflow as tf
 
     import keras_vit
+    from keras_vit.model import float32_copy
     from keras_vit.train import recipe
     from keras_vit.train.optim.optimizer import make_optimizer
-    from keras_vit.train.run import trained_model
 
     settings = [f"optimizer.name={plan.optimizer}", "optimizer.learning_rate=0.05"]
     if plan.optimizer != "sgd":
@@ -216,9 +216,7 @@ def train(plan, devices, out):
     if plan.keras_file and devices.is_chief:
         # Where devices say so, a model that one process alone makes is that process' own.
         with getattr(devices, "alone", contextlib.nullcontext)():
-            trained_model.float32_copy(model, trained_model.merged_weights(model)).save(
-                plan.keras_file
-            )
+            float32_copy(model).save(plan.keras_file)
     facts = {k: getattr(devices, k) for k in ("kind", "replicas", "processes", "process")}
     weights = {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
     devices.barrier()
