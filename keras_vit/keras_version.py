@@ -15,7 +15,7 @@ NEWEST = (3, 15)
 log = logging.getLogger("keras_vit")
 
 
-def check_version(version: str) -> None:
+def check_keras_version(version: str) -> None:
     """Raises for a version that is too old or too new, and logs a warning for an untested one."""
     found = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     oldest, newest = (".".join(map(str, numbers)) for numbers in (OLDEST, NEWEST))
@@ -29,4 +29,4 @@ def check_version(version: str) -> None:
         log.warning("keras %s is newer than %s, the newest tested version", version, newest)
 
 
-check_version(keras.__version__)
+check_keras_version(keras.__version__)

@@ -18,12 +18,12 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 def test_keras_version_that_is_not_supported_is_an_error(version):
     message = rf"keras must be at least 3\.15\.1 and below 4\. .*keras {version}.*pip install"
     with pytest.raises(ImportError, match=message):
-        keras_version.check_version(version)
+        keras_version.check_keras_version(version)
 
 
 @pytest.mark.parametrize(("version", "warned"), [("3.15.1", 0), ("3.15.7", 0), ("3.16.0", 1)])
 def test_keras_version_that_is_newer_is_a_warning(version, warned, caplog):
-    keras_version.check_version(version)
+    keras_version.check_keras_version(version)
     assert len(caplog.messages) == warned
     assert all(f"keras {version} is newer than 3.15" in text for text in caplog.messages)
 
