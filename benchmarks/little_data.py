@@ -1,6 +1,6 @@
 """`python -m benchmarks.little_data`: a ViT beside a CNN of its size, by the number of pictures.
 
-Fashion-MNIST, both from nothing, with the same optimiser, steps, batches and pictures, and without
+Fashion-MNIST, both from nothing, with the same optimizer, steps, batches and pictures, and without
 augmentation. What is left to differ is what each knows of pictures beforehand.
 """
 

@@ -99,23 +99,23 @@ def strip(model, pictures):
     shown = preprocessing.preprocess([pictures[i] for i in HORSES], model.config)
     first, picture = shown[:1], pictures[HORSE]
     height, width = picture.shape[:2]
-    grey = np.repeat(picture.mean(-1, keepdims=True) / 2 + 60, 3, -1).astype("uint8")
+    gray = np.repeat(picture.mean(-1, keepdims=True) / 2 + 60, 3, -1).astype("uint8")
     heads = explain.class_token_maps(model, first, (1, 3, 5))[:, 0]  # (3, h, rows, columns)
     heads = heads / heads.max((2, 3), keepdims=True)
     whole = {"extent": (0, width, height, 0), "interpolation": "nearest"}
-    coloured = {"cmap": panels.CMAP}
+    colored = {"cmap": panels.CMAP}
     axes[0].imshow(picture)
-    axes[1].imshow(grey, **whole)
+    axes[1].imshow(gray, **whole)
     rollout = explain.rollout_map(model, first)[0]
-    axes[1].imshow(rollout, alpha=panels.OPACITY, **whole, **coloured)
-    axes[2].imshow(charts.tile(heads), **coloured)
+    axes[1].imshow(rollout, alpha=panels.OPACITY, **whole, **colored)
+    axes[2].imshow(charts.tile(heads), **colored)
     axes[3].imshow(explain.patch_pca(model, shown)[0], **whole)
-    axes[4].imshow(charts.tile(explain.position_similarity(model)), **coloured)
+    axes[4].imshow(charts.tile(explain.position_similarity(model)), **colored)
     titles = (
         ("picture", f"CIFAR-10, {width} x {height} pixels"),
         ("attention rollout", "bright: drawn on most"),
         ("attention heads", "blocks 1, 3, 5"),
-        ("patch features", "components as colours"),
+        ("patch features", "components as colors"),
         ("position similarity", "a map for each patch"),
         ("attention distance", "block"),
     )

@@ -1,7 +1,7 @@
 """`python -m benchmarks.pipeline`: training pictures a second that one core makes, side by side.
 
 From a JPEG of 500x375 pixels to a batch for the model: a random part of it in 224x224, flip,
-RandAugment(2, 10), normalisation, MixUp(0.2). Everyone has one thread, and what is counted is
+RandAugment(2, 10), normalization, MixUp(0.2). Everyone has one thread, and what is counted is
 processor time, so that a busy machine changes little. The contenders take turns.
 """
 

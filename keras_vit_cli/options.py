@@ -10,7 +10,7 @@ from keras_vit_cli import output
 
 CHECKPOINT = (
     "a path, a name that `keras-vit models` lists, "
-    "hf://organisation/name\\[@revision]\\[/file] or https://..."
+    "hf://organization/name\\[@revision]\\[/file] or https://..."
 )
 MODEL_FILES = (".keras", ".npz", ".safetensors", ".h5", ".tflite", ".onnx", ".bin", ".pt", ".pth")
 

@@ -77,7 +77,7 @@ function resized(picture, config) {
   return cut;
 }
 
-/** The size to which a picture is resized before its centre is cut out. */
+/** The size to which a picture is resized before its center is cut out. */
 function covering(height, width, config) {
   if (config.crop_fraction === null) return config.image_size;
   const [high, wide] = config.image_size.map((size) => Math.trunc(size / config.crop_fraction));
@@ -101,11 +101,11 @@ function filtered(picture, size, config) {
   const result = new Uint8ClampedArray(size * row);
   const sums = new Float64Array(row);
   for (let y = 0; y < size; y++) {
-    const centre = (y + 0.5) * scale;
-    const first = Math.max(0, Math.trunc(centre - reach * stretch + 0.5));
-    const last = Math.min(height, Math.trunc(centre + reach * stretch + 0.5));
+    const center = (y + 0.5) * scale;
+    const first = Math.max(0, Math.trunc(center - reach * stretch + 0.5));
+    const last = Math.min(height, Math.trunc(center + reach * stretch + 0.5));
     const weights = [];
-    for (let i = first; i < last; i++) weights.push(weigh(Math.abs((i + 0.5 - centre) / stretch)));
+    for (let i = first; i < last; i++) weights.push(weigh(Math.abs((i + 0.5 - center) / stretch)));
     const total = weights.reduce((sum, weight) => sum + weight, 0);
     sums.fill(ONE / 2);
     weights.forEach((weight, i) => {

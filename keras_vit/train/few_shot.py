@@ -92,7 +92,7 @@ def evaluate_few_shot(
 
 
 def solve(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
-    """Least squares with L2 regularization: the w that minimises |x w - y|^2 + l2 |w|^2.
+    """Least squares with L2 regularization: the w that minimizes |x w - y|^2 + l2 |w|^2.
 
     Args:
         x: `(n, D)`.

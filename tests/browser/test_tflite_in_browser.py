@@ -101,7 +101,7 @@ def noise(count, size, seed=0):
 
 
 def patches(count, seed=0):
-    """Pictures of the tiny model's size, one colour a patch: it tells them well apart."""
+    """Pictures of the tiny model's size, one color a patch: it tells them well apart."""
     return noise(count, CONFIG.grid, seed).repeat(8, axis=1).repeat(8, axis=2)
 
 
@@ -179,7 +179,7 @@ def test_page_resizes_as_python_does(visit, files, tmp_path):
     model = TFLiteRuntime(files["plain"])
     smooth = Image.fromarray(noise(1, (5, 6))[0]).resize((131, 97), Image.Resampling.BICUBIC)
     smooth.save(tmp_path / "a.png")
-    smooth.convert("L").save(tmp_path / "grey.png")
+    smooth.convert("L").save(tmp_path / "gray.png")
     smooth.save(tmp_path / "b.jpg", quality=95)
     Image.fromarray(noise(1, (9, 7))[0]).save(tmp_path / "small.bmp")
     for file in sorted(tmp_path.iterdir()):
@@ -192,7 +192,7 @@ def test_page_resizes_as_python_does(visit, files, tmp_path):
 
 
 def test_pixels_are_those_of_preprocess(visit):
-    """Every way to resize and cut, for colours and for grey, in both forms of an input."""
+    """Every way to resize and cut, for colors and for gray, in both forms of an input."""
     script = """(async () => {
       const {toInput} = await import('./pixels.js');
       const {size, pixels, records} = %s;

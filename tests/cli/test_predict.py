@@ -251,7 +251,7 @@ def hostile(folder):
 
 
 def _png(width, height):
-    """A grey PNG of nothing, in a few hundred bytes."""
+    """A gray PNG of nothing, in a few hundred bytes."""
 
     def chunk(kind, data):
         return (

@@ -12,11 +12,11 @@ CLASSES, WIDTH, L2 = 3, 6, 7.0
 
 
 def clusters(count, seed, noise=1.5):
-    """Features around one centre a class, which are the same for every seed."""
+    """Features around one center a class, which are the same for every seed."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count) % CLASSES)
-    centres = np.random.default_rng(5).normal(size=(CLASSES, WIDTH))
-    return centres[labels] + noise * rng.normal(size=(count, WIDTH)), labels
+    centers = np.random.default_rng(5).normal(size=(CLASSES, WIDTH))
+    return centers[labels] + noise * rng.normal(size=(count, WIDTH)), labels
 
 
 def pictures(config, count, seed):

@@ -20,7 +20,7 @@ TINY = {
 
 
 def write_folder(root):
-    """Pictures of two classes: JPEG and PNG, each of another size, one in grey, one transparent."""
+    """Pictures of two classes: JPEG and PNG, each of another size, one in gray, one transparent."""
     rng = np.random.default_rng(0)
     for number in range(10):
         pixels = rng.integers(0, 256, (40 + 7 * number, 90 - 6 * number, 3), dtype="uint8")

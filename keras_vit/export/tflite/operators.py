@@ -163,7 +163,7 @@ class TFLiteOperators:
             return x * g.scale + g.offset
 
     def gelu(self, x: Any, kind: str) -> Any:
-        """In the form that the converter recognises as one operator."""
+        """In the form that the converter recognizes as one operator."""
         tf = self.tf
         if kind == "tanh":
             return tf.nn.gelu(x, approximate=True)

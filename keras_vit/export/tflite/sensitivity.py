@@ -111,7 +111,7 @@ def quantization_sweep(
         model: A `ViT` on any backend, not quantized.
         calibration: Typical images: floats as the model takes them or uint8 pixels of its size.
             A hundred are enough.
-        data: Labelled images to run on, `(images, labels)` or batches of them; None means the
+        data: Labeled images to run on, `(images, labels)` or batches of them; None means the
             calibration images, and no accuracy.
         num_threads: How many threads run a file; None means LiteRT's default, one.
 

@@ -169,7 +169,7 @@ def gray(image: tf.Tensor) -> tf.Tensor:
 def contrast(image: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
     """Moves values away from the mean brightness, or toward it if factor < 1."""
     values = tf.cast(image, tf.float32)
-    mean = tf.floor(tf.reduce_mean(tf.floor(_grey(values) + 0.5)) + 0.5)
+    mean = tf.floor(tf.reduce_mean(tf.floor(_gray(values) + 0.5)) + 0.5)
     return _whole(mean + factor * (values - mean))
 
 
@@ -250,7 +250,7 @@ def _whole(values: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.minimum(tf.maximum(values, 0.0), 255.0), tf.uint8)
 
 
-def _grey(values: tf.Tensor) -> tf.Tensor:
+def _gray(values: tf.Tensor) -> tf.Tensor:
     if values.shape[-1] == 1:
         return values
     return tf.linalg.matvec(values, tf.constant(LUMA))

@@ -152,7 +152,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: str | Path, title: str) -> 
         ("learning_rate", "Learning rate", "step size", 1),
     )
     for axis, (key, heading, unit, scale) in zip(axes, panels, strict=True):
-        for name, label, colour, mark in (
+        for name, label, color, mark in (
             (key, "training", BLUE, "o"),
             (f"val_{key}", "test", ORANGE, "s"),
         ):
@@ -160,7 +160,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: str | Path, title: str) -> 
             if points:
                 marker = mark if len(points) <= 30 else ""
                 x, y = zip(*points, strict=True)
-                axis.plot(x, y, color=colour, label=label, marker=marker, markersize=3)
+                axis.plot(x, y, color=color, label=label, marker=marker, markersize=3)
         axis.set(title=heading, xlabel="epoch", ylabel=unit)
         axis.grid(alpha=0.3)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -192,8 +192,8 @@ def draw_confusion(
         axis.set_xticks(range(len(names)), short, **({} if fits else turned))
         axis.set_yticks(range(len(names)), short)
         for i, j in zip(*np.nonzero(matrix), strict=True):
-            colour = "white" if share[i, j] > 40 else "black"
-            axis.text(j, i, f"{matrix[i, j]}", ha="center", va="center", color=colour, size=8)
+            color = "white" if share[i, j] > 40 else "black"
+            axis.text(j, i, f"{matrix[i, j]}", ha="center", va="center", color=color, size=8)
     _save(figure, path)
 
 

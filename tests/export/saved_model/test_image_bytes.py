@@ -74,9 +74,9 @@ def files_of_every_kind():
         if mode != "CMYK":
             yield f"PNG {mode}", encode(image, "PNG")
     deep = np.asarray(picture().convert("L")).astype("uint16") * 257 - 3
-    yield "PNG of 16 bits, grey", encode(Image.fromarray(deep), "PNG")
+    yield "PNG of 16 bits, gray", encode(Image.fromarray(deep), "PNG")
     yield "progressive", encode(picture(), progressive=True, subsampling=2)
-    yield "transparent colour", encode(picture().convert("P"), "PNG", transparency=3)
+    yield "transparent color", encode(picture().convert("P"), "PNG", transparency=3)
     turned = Image.Exif()
     turned[0x0112] = 6  # to be turned by a quarter
     yield "EXIF", encode(picture(), exif=turned)

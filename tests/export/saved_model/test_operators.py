@@ -52,7 +52,7 @@ def test_weights_are_variables_or_constants(monkeypatch):
     np.testing.assert_allclose(module.run(x), constant.run(x), atol=1e-5)
     assert len(module.variables) == len(module.weights) > 10 * model.config.depth
     assert not constant.weights
-    monkeypatch.setattr(operators, "MAX_CONSTANTS", 0)  # a graph with 2 GB cannot be serialised
+    monkeypatch.setattr(operators, "MAX_CONSTANTS", 0)  # a graph with 2 GB cannot be serialized
     large = compile_graph(folded, constants=True)
     np.testing.assert_array_equal(large.run(x), module.run(x))
     assert len(large.weights) == len(module.weights)

@@ -92,7 +92,7 @@ class SavedModel:
             )
         lib.TF_DeleteSessionOptions(options)
         self.meta_graph = ctypes.string_at(found.data, found.length)
-        """The serialised MetaGraphDef."""
+        """The serialized MetaGraphDef."""
         self.signatures = dict(_signatures(self.meta_graph))
 
     def run(self, signature: str, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -70,7 +70,7 @@ def exported(model, folder, quantize, calibration, **options):
 
 
 def noise(count, size, channels=3, seed=0):
-    """Pictures of one colour a patch, which the tiny model tells well apart."""
+    """Pictures of one color a patch, which the tiny model tells well apart."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (count, size[0] // 8, size[1] // 8, channels), "uint8")
     return pixels.repeat(8, axis=1).repeat(8, axis=2)
@@ -129,7 +129,7 @@ def test_mediapipe_classifies_real_pictures_as_the_model_does(mediapipe, tmp_pat
     train, test = tfds.load("cifar10", split=parts, batch_size=-1, download=False)
     pictures, classes = test["image"].numpy(), test["label"].numpy()
     model = runtime.open(TRAINED)
-    # Its mean and deviation differ from channel to channel: pixels, normalised inside, it must be.
+    # Its mean and deviation differ from channel to channel: pixels, normalized inside, it must be.
     files = [
         exported(model.model, tmp_path, quantize, train["image"].numpy(), images="uint8")
         for quantize in MODES
@@ -151,8 +151,8 @@ def test_mediapipe_says_what_it_does_not_take(mediapipe, tmp_path):
     """So that it is noticed when a newer one takes them."""
     pictures = saved(tmp_path / "p.npy", noise(1, CONFIG.image_size))
     by_channel = exported(randomize(ViT(CONFIG.replace(**BY_CHANNEL))), tmp_path, None, None)
-    grey_model = randomize(ViT(CONFIG.replace(in_channels=1)))
-    grey = exported(grey_model, tmp_path, None, None, images="uint8")
-    one, other = mediapipe((by_channel, pictures), (grey, pictures))
+    gray_model = randomize(ViT(CONFIG.replace(in_channels=1)))
+    gray = exported(gray_model, tmp_path, None, None, images="uint8")
+    one, other = mediapipe((by_channel, pictures), (gray, pictures))
     assert "Per-channel image normalization is not available" in one["error"]
     assert "Only RGB color space is supported" in other["error"]

@@ -131,7 +131,7 @@ def test_file_has_few_operators_and_names_that_say_where_they_are():
     assert counts["GELU"] == counts["SOFTMAX"] == 3
     assert counts["FULLY_CONNECTED"] == 1 + 3 * 6 + 1 and counts["BATCH_MATMUL"] == 3 * 2
     assert counts["MEAN"] == counts["RSQRT"] == 2 * 3 + 1
-    assert "SUB" not in counts  # the stream is centred, and every bias is in its product
+    assert "SUB" not in counts  # the stream is centered, and every bias is in its product
     assert counts["ADD"] == 1 + 3 * 2 + counts["MEAN"]
     found, tokens = rows(interpreter), TINY.num_tokens
     assert found["encoder_block_1/attention/query/MatMul"] == tokens

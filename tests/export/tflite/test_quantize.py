@@ -1,4 +1,4 @@
-"""Quantised TFLite files: what became int8, what did not, and how far the answer moved."""
+"""Quantized TFLite files: what became int8, what did not, and how far the answer moved."""
 
 import numpy as np
 import pytest

@@ -113,7 +113,7 @@ def test_inception_windows_have_the_areas_and_ratios_asked_for():
         assert len(set(tops)) > 20
 
 
-def test_inception_falls_back_to_the_centre():
+def test_inception_falls_back_to_the_center():
     draws = tf.random.stateless_uniform([22], [1, 2])
     begin, size = augment._window((10, 400), (0.9, 1.0), draws)  # no ratio fits
     assert size.numpy().tolist() == [10, 13, -1] and begin.numpy().tolist() == [0, 194, 0]
@@ -198,7 +198,7 @@ def test_erasing_replaces_one_box_by_noise_of_the_models_mean():
     assert noise.std(0)[0] < noise.std(0)[1]
 
 
-def test_cutout_is_a_grey_square():
+def test_cutout_is_a_gray_square():
     image = np.full((24, 16, 3), 7, "uint8")
     sizes = set()
     for a in _run(image, Augment(cutout=6), seeds=60):

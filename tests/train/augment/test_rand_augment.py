@@ -143,7 +143,7 @@ def test_one_flat_channel_stays(name):
     assert (result[..., 1] == 77).all() and (result[..., 0] != array[..., 0]).any()
 
 
-def test_grey_is_pil():
+def test_gray_is_pil():
     array = _picture()
     result = rand_augment.gray(tf.constant(array)).numpy()
     image = _pil(array).convert("L")

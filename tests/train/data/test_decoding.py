@@ -51,7 +51,7 @@ def test_decode_is_pils(kind, modes, channels, mode):
 
 
 @pytest.mark.parametrize("found, channels, mode", [(1, 3, "RGB"), (3, 1, "L")])
-def test_decode_of_pixels_makes_grey_colour_and_colour_grey(found, channels, mode):
+def test_decode_of_pixels_makes_gray_color_and_color_gray(found, channels, mode):
     batch = np.random.default_rng(0).integers(0, 256, (2, 5, 7, found), dtype=np.uint8)
     wanted = [Image.fromarray(p if found == 3 else p[..., 0]).convert(mode) for p in batch]
     wanted = np.stack([np.asarray(p, int).reshape(5, 7, channels) for p in wanted])

@@ -185,13 +185,13 @@ def test_tfds_split_without_labels_is_refused(data_dir, monkeypatch, limit):
     builder = type(tfds.builder("fixed", data_dir=data_dir))
     read = builder.as_dataset
 
-    def unlabelled(self, **arguments):
+    def unlabeled(self, **arguments):
         dataset = read(self, **arguments)
         if arguments["split"] == "train":
             return dataset
         return dataset.map(lambda e: {**e, "label": tf.constant(-1, tf.int64)})
 
-    monkeypatch.setattr(builder, "as_dataset", unlabelled)
+    monkeypatch.setattr(builder, "as_dataset", unlabeled)
     with pytest.raises(ValueError, match="data.test must be a split with labels.*'validation'"):
         sources.open_source(Data("tfds:fixed", data_dir, "train", "validation"))
 

@@ -1,4 +1,4 @@
-"""Optimisers on two devices beside one, in one process: the program that their tests start.
+"""Optimizers on two devices beside one, in one process: the program that their tests start.
 
 Each case makes the optimizer of a recipe for a tiny ViT and applies the same gradients twice: on
 one device, and cut into the parts of two replicas, which add up to them. It writes how far apart

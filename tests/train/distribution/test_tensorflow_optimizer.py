@@ -1,4 +1,4 @@
-"""Optimisers under tf.distribute are what they are on one device.
+"""Optimizers under tf.distribute are what they are on one device.
 
 The numbers come from `strategy_steps`, a program that compares two devices with one.
 """

@@ -26,7 +26,7 @@ def newton_schulz(matrix):
         ("encoder_block_0/mlp/dense_1/kernel", 20),
     ],
 )
-def test_muon_orthogonalises_kernels_as_matrices(path, rows):
+def test_muon_orthogonalizes_kernels_as_matrices(path, rows):
     model = tiny_model("wide_heads")  # 5 heads of size 3: (20, 5, 3) and (5, 3, 20)
     optimizer = make(model, name="muon", momentum=0.8)
     before, gradients = arrays(model), [random_gradients(model, seed) for seed in range(2)]
@@ -62,11 +62,11 @@ def test_muon_takes_the_kernels_of_the_blocks_and_adam_the_rest():
 
 def test_kernels_updated_together_move_as_one_by_one(monkeypatch):
     shapes = []
-    orthogonalise = muon.Muon.zeropower_via_newtonschulz5
+    orthogonalize = muon.Muon.zeropower_via_newtonschulz5
 
     def spy(self, x, steps):
         shapes.append(tuple(x.shape))
-        return orthogonalise(self, x, steps)
+        return orthogonalize(self, x, steps)
 
     monkeypatch.setattr(muon.Muon, "zeropower_via_newtonschulz5", spy)
     query, key = (f"encoder_block_1/attention/{name}/kernel" for name in ("query", "key"))

@@ -54,9 +54,7 @@ def test_draw_takes_the_first_pictures(tmp_path, monkeypatch, count, looked_at):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_draw_decodes_files_and_turns_colours_to_those_of_the_model(
-    tmp_path, monkeypatch, channels
-):
+def test_draw_decodes_files_and_turns_colors_to_those_of_the_model(tmp_path, monkeypatch, channels):
     pixels = next(examples(1))["image"]
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
