@@ -279,7 +279,7 @@ def test_attention_distance_of_queries_that_look_nowhere(monkeypatch):
     np.testing.assert_array_equal(explain.attention_distance(model, x), [[8] * 5, [0] * 5])
 
 
-@pytest.mark.backend_free
+@pytest.mark.only_on("tensorflow")  # compares bits
 def test_attention_entropy_in_nats(monkeypatch):
     model, x, expected = case("registers")
     found = explain.attention_entropy(model, x)

@@ -34,7 +34,7 @@ def test_position_similarity_is_a_cosine(kind, policy):
     assert np.abs(found[0, 1] - found[1, 0]).max() > 1e-2
 
 
-@pytest.mark.backend_free
+@pytest.mark.only_on("tensorflow")  # compares bits
 def test_position_similarity_of_nothing():
     with pytest.raises(ValueError, match="model must have position embeddings.*'none'"):
         explain.position_similarity(case("no_positions")[0])
