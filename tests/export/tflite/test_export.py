@@ -66,7 +66,6 @@ def test_export_writes_the_model_on_every_backend(tmp_path):
     assert np.abs(opened.probabilities(x) - expected[::-1]).max() > 1e-2
 
 
-@pytest.mark.only_on("tensorflow")
 @pytest.mark.usefixtures("untimed")
 def test_export_gives_logits_or_features(tmp_path):
     model = tiny_model(dtype="mixed_bfloat16")  # its weights are in float32
