@@ -76,7 +76,7 @@ def _tensorflow(pictures):
     import tensorflow as tf
 
     from keras_vit import ViTConfig
-    from keras_vit.train.augment.image import augment_image, normalize
+    from keras_vit.train.augment.image import augment_image, normalize_batch
     from keras_vit.train.augment.mixing import mix_batch
     from keras_vit.train.recipe import Augment
 
@@ -113,7 +113,7 @@ def _tensorflow(pictures):
 
     def mixed(number, images):
         targets = tf.one_hot(tf.range(BATCH), CLASSES)
-        images = normalize(images, config)
+        images = normalize_batch(images, config)
         return mix_batch(images, targets, rand, tf.stack([1, number]))
 
     def layer_then_mixed(layer):

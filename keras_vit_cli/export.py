@@ -259,7 +259,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def facts(export: Any) -> list[tuple[str, str]]:
-    """The rows of the table, of an `Export` of any kind."""
+    """The rows of the table, of what an export function returned."""
     seen = export.verification
     kind = getattr(export, "dtype", None) or getattr(export, "quantize", None) or "float32"
     rows = [

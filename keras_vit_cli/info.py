@@ -15,7 +15,7 @@ from keras_vit_cli.options import CHECKPOINT, AsJson, Debug, Verbose, check_sour
 if TYPE_CHECKING:
     from keras_vit.config import ViTConfig
     from keras_vit.weights.fetch.known import Known
-    from keras_vit.weights.load import Checkpoint
+    from keras_vit.weights.load import CheckpointInfo
 
 
 def info(
@@ -69,7 +69,7 @@ def _show_run(folder: Path, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _inspect(path: Path) -> "Checkpoint":
+def _inspect(path: Path) -> "CheckpointInfo":
     from keras_vit.runtime.keras_model import inspect_keras
     from keras_vit.weights import load
 
@@ -77,7 +77,7 @@ def _inspect(path: Path) -> "Checkpoint":
 
 
 def checkpoint_json(
-    source: str, path: Path, row: "Known | None", checkpoint: "Checkpoint"
+    source: str, path: Path, row: "Known | None", checkpoint: "CheckpointInfo"
 ) -> dict[str, Any]:
     """What `--json` prints of a checkpoint."""
     fields = {f.name: getattr(checkpoint, f.name) for f in dataclasses.fields(checkpoint)}
@@ -92,7 +92,7 @@ def checkpoint_json(
 
 
 def checkpoint_facts(
-    source: str, path: Path, row: "Known | None", checkpoint: "Checkpoint"
+    source: str, path: Path, row: "Known | None", checkpoint: "CheckpointInfo"
 ) -> Iterator[tuple[str, object]]:
     """What is printed of a checkpoint: titles and values."""
     config = checkpoint.config

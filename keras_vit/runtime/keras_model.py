@@ -10,10 +10,10 @@ import numpy as np
 
 from keras_vit.model import ViT, head_logits
 from keras_vit.runtime.base import Runtime
-from keras_vit.weights.keras_files import check_keras
+from keras_vit.weights.keras_files import check_keras_file
 
 if TYPE_CHECKING:
-    from keras_vit.weights.load import Checkpoint
+    from keras_vit.weights.load import CheckpointInfo
 
 
 class KerasRuntime(Runtime):
@@ -43,7 +43,7 @@ class KerasRuntime(Runtime):
 
 def load_keras(path: str | os.PathLike) -> ViT:
     """The `ViT` in a `.keras` file."""
-    check_keras(path)
+    check_keras_file(path)
     model = keras.saving.load_model(path, compile=False)
     if not isinstance(model, ViT):
         raise ValueError(
@@ -52,12 +52,12 @@ def load_keras(path: str | os.PathLike) -> ViT:
     return model
 
 
-def inspect_keras(path: str | os.PathLike) -> "Checkpoint":
+def inspect_keras(path: str | os.PathLike) -> "CheckpointInfo":
     """Describes a `.keras` file, as `keras_vit.weights.load.inspect` does other checkpoints."""
-    from keras_vit.weights.load import Checkpoint  # not needed to run a model
+    from keras_vit.weights.load import CheckpointInfo  # not needed to run a model
 
     model = load_keras(path)
-    return Checkpoint(
+    return CheckpointInfo(
         format="keras",
         config=model.config,
         num_arrays=len(model.weights),

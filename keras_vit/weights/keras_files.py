@@ -125,7 +125,7 @@ def _check_target(path: Path, source: ViTConfig, target: ViTConfig, new_head: bo
         raise mismatch(path, wrong)
 
 
-def check_keras(path: str | os.PathLike) -> None:
+def check_keras_file(path: str | os.PathLike) -> None:
     """Raises `ValueError` unless the file holds a `ViT` and an array for each of its weights."""
     path = Path(path)
     if not path.is_file():

@@ -34,7 +34,7 @@ PIXELS = "preprocessor_config.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class CheckpointInfo:
     """A description of a weight file, from its headers alone."""
 
     format: str
@@ -155,7 +155,7 @@ def _pair(name: str, value: Any) -> Any:
     return (value, value) if name == "patch_size" else value
 
 
-def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
+def inspect(path: str | os.PathLike, **config_fields: Any) -> CheckpointInfo:
     """Describes a weight file or folder without reading an array.
 
     Args:
@@ -170,7 +170,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
     path = as_path("path", path)
     if (weights := keras_files.find_weights_h5(path)) is not None:
         config, shapes = keras_files.read_weights_h5(weights, config_fields)
-        return Checkpoint(
+        return CheckpointInfo(
             format="keras",
             config=config,
             num_arrays=len(shapes),
@@ -181,7 +181,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> Checkpoint:
         )
     with open_arrays(path) as file:
         plan = _plan(file, path, config_fields)
-        return Checkpoint(
+        return CheckpointInfo(
             format=plan.format.name,
             config=plan.target,
             num_arrays=len(file),

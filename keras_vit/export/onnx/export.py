@@ -40,7 +40,7 @@ FILE = ".onnx"
 
 
 @dataclasses.dataclass(frozen=True)
-class Export:
+class ONNXExport:
     """What was written, and how it compares with the model."""
 
     path: Path
@@ -68,7 +68,7 @@ def export_onnx(
     bound: float | None = None,
     verify: Any = None,
     overwrite: bool = False,
-) -> Export:
+) -> ONNXExport:
     """Writes a model as an `.onnx` file, for ONNX Runtime and other engines that read the format.
 
     The model is folded and written operator by operator, whatever backend it is on. The file
@@ -106,7 +106,7 @@ def export_onnx(
         overwrite: Whether to replace an existing file.
 
     Returns:
-        An `Export`: path, size, latency and the verification.
+        An `ONNXExport`: path, size, latency and the verification.
 
     Example:
 
@@ -167,7 +167,7 @@ def export_onnx(
         verification = verify_export(reference, exported, bound, pictures)
         latency, plain_latency = latencies_of_both(exported, reference.model)
         size = beside.stat().st_size
-    return Export(
+    return ONNXExport(
         path=target,
         dtype=dtype,
         opset=opset,

@@ -44,7 +44,7 @@ from keras_vit.runtime.saved_model import SavedModelRuntime
 
 
 @dataclasses.dataclass(frozen=True)
-class Export:
+class SavedModelExport:
     """What was written, and how it compares with the model."""
 
     path: Path
@@ -75,7 +75,7 @@ def export_saved_model(
     max_pixels: int = image_bytes.MAX_PIXELS,
     bound: float | None = None,
     verify: Any = None,
-) -> Export:
+) -> SavedModelExport:
     """Writes a model as `path/VERSION/` for TensorFlow Serving.
 
     The model is compiled for inference. The version folder appears only after it was opened, run
@@ -112,7 +112,7 @@ def export_saved_model(
             floats as the model takes them. Generated images by default.
 
     Returns:
-        An `Export`: path, size, latency and the verification.
+        An `SavedModelExport`: path, size, latency and the verification.
 
     Example:
 
@@ -139,13 +139,13 @@ def export_saved_model(
     else:
         facts = in_tensorflow("saved_model.export:export_here", model, arguments, pictures)
     facts["verification"] = Verification(**facts["verification"])
-    return Export(**{**facts, "path": Path(path, str(facts["version"]))})
+    return SavedModelExport(**{**facts, "path": Path(path, str(facts["version"]))})
 
 
 def export_here(
     model: ViT, *, path: str, version: int | None, bound: float | None, serving: dict, verify: Any
 ) -> dict[str, Any]:
-    """Exports in a process that runs on TensorFlow; returns an `Export` as JSON."""
+    """Exports in a process that runs on TensorFlow; returns an `SavedModelExport` as JSON."""
     import tensorflow as tf
 
     how = Serving(**{**serving, "labels": tuple(serving["labels"])})
@@ -173,7 +173,7 @@ def export_here(
             },
         )
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    export = Export(
+    export = SavedModelExport(
         path=placed[0],
         version=int(placed[0].name),
         dtype=how.dtype,

@@ -43,7 +43,7 @@ CALIBRATED = 64  # images of `calibration` on which an int8 file is compared
 
 
 @dataclasses.dataclass(frozen=True)
-class Export:
+class TFLiteExport:
     """What was written, and how it compares with the model."""
 
     path: Path
@@ -78,7 +78,7 @@ def export_tflite(
     bound: float | None = None,
     verify: Any = None,
     overwrite: bool = False,
-) -> Export:
+) -> TFLiteExport:
     """Writes a model as a `.tflite` file of built-in operators, with the metadata that apps read.
 
     The model is folded and then converted by TensorFlow, whatever backend it is on. The file
@@ -125,7 +125,7 @@ def export_tflite(
         overwrite: Whether to replace an existing file.
 
     Returns:
-        An `Export`: path, size, latency, the verification and the accuracy.
+        An `TFLiteExport`: path, size, latency, the verification and the accuracy.
 
     Example:
 
@@ -186,7 +186,7 @@ def export_tflite(
         latency, plain_latency = latencies_of_both(
             exported, reference.model, exported.batch_size or 1
         )
-    return Export(
+    return TFLiteExport(
         path=target,
         quantize=quantize,
         size=len(content),

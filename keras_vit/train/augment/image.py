@@ -1,7 +1,7 @@
 """Augmentation of one training image: crop, flip, RandAugment, color jitter, erasing, cutout.
 
 Everything is stateless TensorFlow, made for `tf.data`: what happens to an image is a function of
-its seed alone. Images stay uint8, a quarter of the bytes of float32, until `normalize`.
+its seed alone. Images stay uint8, a quarter of the bytes of float32, until `normalize_batch`.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ ERASED_RATIO = (0.3, 1 / 0.3)
 def augment_image(
     image: tf.Tensor, config: ViTConfig, augment: Augment, seed: tf.Tensor
 ) -> tf.Tensor:
-    """Augments one image; only `normalize` is missing for the model.
+    """Augments one image; only `normalize_batch` is missing for the model.
 
     Args:
         image: An encoded image (a scalar string), or uint8 (H, W, C).
@@ -80,7 +80,7 @@ def augment_image(
     return tf.ensure_shape(image, (*config.image_size, config.in_channels))
 
 
-def normalize(images: tf.Tensor, config: ViTConfig) -> tf.Tensor:
+def normalize_batch(images: tf.Tensor, config: ViTConfig) -> tf.Tensor:
     """uint8 (..., W, C) to the model's float32: (pixel / 255 - mean) / std."""
     mean, std = (
         np.broadcast_to(np.asarray(v, "float64"), config.in_channels)

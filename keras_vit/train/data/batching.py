@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import ViTConfig
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.train import recipe
-from keras_vit.train.augment.image import augment_image, normalize
+from keras_vit.train.augment.image import augment_image, normalize_batch
 from keras_vit.train.augment.mixing import mix_batch
 from keras_vit.train.data.decoding import decode
 from keras_vit.train.data.sources import Source, leave_accelerators
@@ -83,7 +83,7 @@ def train_batches(
         batches = examples.map(picture, tf.data.AUTOTUNE).batch(made, drop_remainder=True)
 
     def finish(step, batch):
-        images = normalize(batch["image"], config)
+        images = normalize_batch(batch["image"], config)
         targets = tf.one_hot(batch["label"], source.num_classes)
         if not mixes:
             return images, targets

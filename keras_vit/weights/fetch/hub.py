@@ -67,7 +67,7 @@ def fetch_repository(source: str, revision: str | None, cache_dir: Path | None) 
         log.warning("%s Using the cached files.", error)
         return cached
     files = {entry.rfilename: entry for entry in info.siblings or []}
-    wanted = choose(place, list(files))
+    wanted = choose_files(place, list(files))
     paths = [_get(place, info.sha, files[name], cache_dir) for name in wanted]
     return paths[-1] if place.inside in files else paths[-1].parent
 
@@ -90,7 +90,7 @@ def parse(source: str, revision: str | None = None) -> Place:
     return Place(found["repo"], found["revision"] or revision or "main", inside)
 
 
-def choose(place: Place, files: list[str]) -> list[str]:
+def choose_files(place: Place, files: list[str]) -> list[str]:
     """The files to fetch of a repository, the weights last."""
     if place.inside in files:
         return _choose_file(place, files)

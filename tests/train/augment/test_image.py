@@ -214,10 +214,12 @@ def test_normalize_is_the_pixel_contract():
     config = _config(**MEAN_STD)
     batch = np.stack([_picture(), 255 - _picture()])
     expected = preprocess(batch, config)
-    np.testing.assert_allclose(augment.normalize(tf.constant(batch), config), expected, atol=1e-6)
-    one = augment.normalize(tf.constant(batch[0]), config)
+    np.testing.assert_allclose(
+        augment.normalize_batch(tf.constant(batch), config), expected, atol=1e-6
+    )
+    one = augment.normalize_batch(tf.constant(batch[0]), config)
     np.testing.assert_allclose(one, expected[0], atol=1e-6)
-    assert np.abs(augment.normalize(tf.constant(batch), CONFIG) - expected).max() > 0.1
+    assert np.abs(augment.normalize_batch(tf.constant(batch), CONFIG) - expected).max() > 0.1
 
 
 @pytest.mark.parametrize(
