@@ -47,10 +47,10 @@ def scope(devices: str = "auto") -> Iterator[Devices]:
         )
     peers = None if devices == "one" else cluster.find_cluster(backend)
     if backend == "tensorflow":
-        from keras_vit.train.distribution import tensorflow as backend_
+        from keras_vit.train.distribution import tensorflow_devices as backend_
     elif backend == "jax":
-        from keras_vit.train.distribution import jax as backend_
+        from keras_vit.train.distribution import jax_devices as backend_
     else:
-        from keras_vit.train.distribution import torch as backend_
+        from keras_vit.train.distribution import torch_devices as backend_
     with backend_.scope(devices, peers, parts) as made:
         yield made

@@ -269,7 +269,7 @@ def test_scope_puts_the_former_distribution_back():
 )
 def test_process_that_shares_a_machine_takes_one_gpu(named_by, hosts, visible, expected):
     from keras_vit.train.distribution.cluster import Cluster
-    from keras_vit.train.distribution.jax import _local_device_ids
+    from keras_vit.train.distribution.jax_devices import _local_device_ids
 
     addresses = tuple(f"{host}:{2000 + i}" for i, host in enumerate(hosts.split()))
     several = Cluster(addresses, 4, 1, named_by, local=1)

@@ -20,7 +20,8 @@ from keras_vit.train.distribution.cluster import Cluster
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-    from keras_vit.train.distribution import tensorflow, tensorflow_trainer_fixes
+    from keras_vit.train.distribution import tensorflow_devices as tensorflow
+from keras_vit.train.distribution import tensorflow_trainer_fixes
 
 pytestmark = pytest.mark.only_on("tensorflow")
 
