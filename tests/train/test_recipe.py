@@ -66,7 +66,7 @@ def test_override_takes_the_last_of_two():
     ("setting", "words"),
     [
         ("optimizer.learning_rat=1", ["learning_rat", "learning_rate"]),
-        ("optimizer.learning_rate=1", ["optimizer", "optimizer"]),
+        ("optimiser.learning_rate=1", ["optimiser", "optimizer"]),
         ("run.learning_rate=1", ["learning_rate", "optimizer.learning_rate"]),
         ("learning_rate=1", ["optimizer.learning_rate"]),
         ("model.config.widht=3", ["widht", "width"]),
