@@ -181,7 +181,7 @@ def test_page_draws_the_weights_in_their_places(page, model):
     found = colors(page, "#attention-map")
     assert np.abs(found - viridis(one[2:] / one[2:].max())).max() < 8
     assert f"{100 * one[2:].max():.3g} %" in caption(page).replace(".0 %", " %")
-    share = float(re.findall(r"([\d.]+) % from tokens that are no patches", caption(page))[0])
+    share = float(re.findall(r"([\d.]+) % on tokens that are not patches", caption(page))[0])
     assert share == pytest.approx(100 * one[:2].sum(), rel=0.01)
     rollout = explain.rollout_map(model, x)[0].ravel()
     assert np.abs(colors(page, "#rollout") - viridis(rollout / rollout.max())).max() < 8
