@@ -273,8 +273,11 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     >>> weight_shapes(ViTConfig())["head/kernel"]
     (768, 1000)
     """
+    fields: dict[str, Any] = {"depth": 1, "labels": None}
+    if config.position_embedding == "sincos_2d":  # has no weights, and a table of any size
+        fields["position_embedding"] = "none"
     with deferred():
-        model = ViT(config.replace(depth=1, labels=None))
+        model = ViT(config.replace(**fields))
     shapes = {weight.path: tuple(weight.shape) for weight in model.weights}
     first = "encoder_block_0/"
     block = {path: shape for path, shape in shapes.items() if path.startswith(first)}

@@ -1,10 +1,13 @@
 """What holds for models of every kind, and what users do with one."""
 
+import tracemalloc
+
 import keras
 import numpy as np
 import pytest
 from conformance import (
     KINDS,
+    PLAIN_HEAD,
     TINY,
     arrays,
     check_model,
@@ -15,7 +18,8 @@ from conformance import (
     to_numpy,
 )
 
-from keras_vit import ViT, layers
+from keras_vit import ViT, ViTConfig, layers
+from keras_vit.model import weight_shapes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,3 +290,17 @@ def test_blocks_are_the_encoder():
     model = randomize(ViT(TINY))
     assert [type(b) for b in model.blocks] == [layers.EncoderBlock] * 2
     assert model.blocks[1] is model.get_layer("encoder_block_1")
+
+
+@pytest.mark.backend_free
+def test_weight_shapes_compute_no_table():
+    """The table of fixed positions would take 1 GiB here; a file may state any size."""
+    fields = {"image_size": 2**13, "patch_size": 8, "width": 256, "num_heads": 4}
+    config = ViTConfig(**fields, **PLAIN_HEAD, position_embedding="sincos_2d", num_classes=0)
+    tracemalloc.start()
+    try:
+        shapes = weight_shapes(config)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert shapes["patches/projection/kernel"] == (8, 8, 3, 256) and peak < 8 << 20

@@ -3,22 +3,17 @@
 import json
 
 import numpy as np
-import pytest
 from PIL import Image
 
 import keras_vit
 from keras_vit import train
-from keras_vit.train.recipe import override
 from training import demo
 
 
-@pytest.mark.parametrize(
-    ("epochs", "wanted"), [(8, 0.75), pytest.param(40, 0.95, marks=pytest.mark.slow)]
-)
-def test_digits_are_learned(tmp_path, epochs, wanted):
-    recipe = override(train.load_recipe("digits"), [f"run.epochs={epochs}"])
+def test_digits_reach_95_percent(tmp_path):
+    recipe = train.load_recipe("digits")
     reached = train.train(recipe, tmp_path / "run", verbose=0)
-    assert reached["top1"] > wanted
+    assert reached["top1"] > 0.95
     # The negative control: the same pictures mean nothing to a model that was never trained.
     source = train.open_source(recipe.data)
     untrained = keras_vit.ViT(train.build_model(recipe, source).config)
