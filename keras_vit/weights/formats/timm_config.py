@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,26 @@ BASE = "vit_base_patch16_224"
 
 
 @functools.cache
-def architectures() -> dict[str, dict[str, str]]:
-    """What no array shows of timm's ViT architectures, by name.
+def architectures() -> dict[str, dict[str, Any]]:
+    """What no array shows of timm's ViT architectures: fields of a `ViTConfig`, by name.
 
+    An architecture that a `ViT` cannot compute has the single entry "unlike", the reason.
     `derive_architectures.py` in the tests derives the table, `timm_architectures.csv`, from timm's
-    own modules, and a test compares the two.
+    own modules, and a test compares the two. A cell is JSON or plain text; an empty one says
+    nothing.
     """
     with Path(__file__).with_name("timm_architectures.csv").open(encoding="utf-8") as file:
-        return {row.pop("architecture"): row for row in csv.DictReader(file)}
+        return {
+            row.pop("architecture"): {field: _value(cell) for field, cell in row.items() if cell}
+            for row in csv.DictReader(file)
+        }
+
+
+def _value(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
 
 
 def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,17 +89,12 @@ def _architecture(name: Any) -> dict[str, Any]:
             "a plain ViT, remove the entry and pass num_heads, gelu, norm_epsilon and pooling. "
             f"Received: architecture={name!r}"
         )
-    if row["unlike"]:
+    if "unlike" in row:
         raise ValueError(
             f"source must be a plain ViT. This one has {row['unlike']}, which ViT does not have. "
             f"Received: architecture={name!r}"
         )
-    return {
-        "num_heads": int(row["num_heads"]),
-        "gelu": row["gelu"],
-        "norm_epsilon": float(row["norm_epsilon"]),
-        "pooling": None if row["pooling"] == "none" else row["pooling"],
-    }
+    return dict(row)
 
 
 def _size(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

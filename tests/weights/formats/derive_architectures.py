@@ -10,6 +10,7 @@ array shows. `test_timm_architectures.py` compares the table with what this file
 """
 
 import csv
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybr
            "vision_transformer_relpos", "naflexvit")  # fmt: skip
 COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling", "unlike")
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
-POOLINGS = {"token": "token", "avg": "mean", "": "none", "map": "map"}
+POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
 
 
 def architectures() -> dict[str, str]:
@@ -34,8 +35,8 @@ def architectures() -> dict[str, str]:
     }
 
 
-def derive(name: str, file: str) -> dict[str, str]:
-    """The row of one architecture."""
+def derive(name: str, file: str) -> dict:
+    """The fields of one architecture that no array shows; those of a default may be left out."""
     import timm
     import torch
 
@@ -43,18 +44,16 @@ def derive(name: str, file: str) -> dict[str, str]:
         module = timm.create_model(name)
     reason = unlike(module, file)
     if reason:
-        return dict.fromkeys(COLUMNS, "") | {"architecture": name, "unlike": reason}
+        return {"unlike": reason}
     block = module.blocks[0]
     pooling = POOLINGS[module.global_pool]
     if pooling == "mean" and module.pool_include_prefix:
         pooling = "mean_all"
     return {
-        "architecture": name,
-        "num_heads": str(block.attn.num_heads),
+        "num_heads": block.attn.num_heads,
         "gelu": GELUS[type(block.mlp.act).__name__],
-        "norm_epsilon": f"{block.norm1.eps:g}",
+        "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
-        "unlike": "",
     }
 
 
@@ -95,7 +94,13 @@ def write(stream) -> None:
     table = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     table.writeheader()
     for name, file in sorted(architectures().items()):
-        table.writerow(derive(name, file))
+        table.writerow(
+            {"architecture": name} | {k: _cell(v) for k, v in derive(name, file).items()}
+        )
+
+
+def _cell(value) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 if __name__ == "__main__":
