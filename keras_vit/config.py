@@ -60,6 +60,9 @@ class ViTConfig:
     """Height and width of the images; one int means a square."""
     patch_size: Any = (16, 16)
     """Height and width of a patch; one int means a square."""
+    ignore_remainder: bool = False
+    """Whether pixels to the right of and below the last whole patch are ignored. If False,
+    `image_size` must be a multiple of `patch_size`."""
     in_channels: int = 3
     """Channels of the images."""
 
@@ -229,7 +232,8 @@ class ViTConfig:
             self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
-        for name in ("qkv_bias", "qk_norm", "class_token", "patch_norm", "position_class_row"):
+        flags = ("ignore_remainder", "qkv_bias", "qk_norm", "class_token", "patch_norm")
+        for name in (*flags, "position_class_row"):
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)
@@ -250,9 +254,11 @@ class ViTConfig:
         fixed = count * self.width if kind == "sincos_2d" else 0
         for holds, rule in (
             (
-                height % patch_height == 0 and width % patch_width == 0,
-                f"be a multiple of patch_size={self.patch_size} in height and width",
+                self.ignore_remainder or (height % patch_height == 0 and width % patch_width == 0),
+                f"be a multiple of patch_size={self.patch_size} in height and width, unless "
+                "ignore_remainder=True",
             ),
+            (count > 0, f"hold at least one patch of patch_size={self.patch_size}"),
             (
                 count <= MAX_PATCHES,
                 f"have at most {MAX_PATCHES} patches of patch_size={self.patch_size}",

@@ -144,7 +144,11 @@ class ViT(keras.Model):
         return keras.Model(self.input, outputs, name=f"{self.name}_features")
 
     def resized(
-        self, image_size: int | tuple[int, int], *, interpolation: str | None = None
+        self,
+        image_size: int | tuple[int, int],
+        *,
+        patch_size: int | tuple[int, int] | None = None,
+        interpolation: str | None = None,
     ) -> "ViT":
         """A copy of the model for another resolution, with a resampled position table.
 
@@ -152,6 +156,8 @@ class ViT(keras.Model):
 
         Args:
             image_size: An int or (height, width), multiples of the patch size.
+            patch_size: An int or (height, width): the patch kernel is resampled too, as for
+                FlexiViT (arXiv 2212.08013). None means the model's own.
             interpolation: A name in `keras_vit.resample.PRESETS`; None means the config's.
 
         Returns:
@@ -161,9 +167,17 @@ class ViT(keras.Model):
 
         >>> model = keras_vit.vit_b16(num_classes=10).resized(384)
         """
-        config = self.config.replace(
-            image_size=image_size, interpolation=interpolation or self.config.interpolation
+        old = self.config
+        config = old.replace(
+            image_size=image_size,
+            patch_size=patch_size or old.patch_size,
+            interpolation=interpolation or old.interpolation,
         )
+        if old.patch_norm and config.patch_size != old.patch_size:
+            raise ValueError(
+                f"patch_size must be {old.patch_size} for a model with patch_norm, whose gains are "
+                f"those of single pixels. Received: patch_size={patch_size!r}"
+            )
         for layer in self._flatten_layers():
             if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
                 raise ValueError(
@@ -176,9 +190,7 @@ class ViT(keras.Model):
         composite.set_trainable_parts(model, composite.trainable_parts(self))
         for ours, theirs in zip(model.weights, self.weights, strict=True):
             value = keras.ops.convert_to_numpy(theirs.value)
-            if ours.path.startswith("position_embedding/"):
-                value = _resample(ours.path, value, self.config, config)
-            weights.fill(ours, value)
+            weights.fill(ours, resized_weight(ours.path, value, old, config))
         weights.initialize_rest()
         return model
 
@@ -290,6 +302,22 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     return dict(list(shapes.items())[:before]) | every | shapes
 
 
+def resized_weight(path: str, value: np.ndarray, old: ViTConfig, new: ViTConfig) -> np.ndarray:
+    """A weight of a model with `old`, for another `image_size` or `patch_size` in `new`."""
+    rule = new.interpolation
+    if path == "patches/projection/kernel" and old.patch_size != new.patch_size:
+        # Only timm resizes patches by its own rule; the others have the paper's or none.
+        return resample.resample_kernel(
+            value, new.patch_size, rule if rule == "timm" else "timm_npz"
+        )
+    if path == "position_embedding/table":
+        return resample.resample_grid(value, old.grid, new.grid, rule, prefix=int(old.class_row))
+    if path in ("position_embedding/rows", "position_embedding/columns"):
+        axis = 0 if path.endswith("rows") else 1
+        return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), rule)
+    return value
+
+
 def merged_weights(model: ViT) -> dict[str, np.ndarray]:
     """Path and value of every weight, LoRA's adapters added to the kernels they belong to."""
     variables = {w.path: w for w in model.weights if "lora_kernel" not in w.path}
@@ -323,6 +351,7 @@ def _embed(images, config: ViTConfig, policy):
         config.patch_size,
         norm=config.patch_norm,
         norm_epsilon=config.norm_epsilon,
+        ignore_remainder=config.ignore_remainder,
         dtype=policy,
         name="patches",
     )(images)  # (B, N, D)
@@ -420,18 +449,6 @@ def _head(y, config: ViTConfig, policy):
         dtype=policy if quantized else exact,
         name="head",
     )(y)  # (B, K)
-
-
-def _resample(path: str, value, old: ViTConfig, new: ViTConfig):
-    """Resamples one variable of the position embedding."""
-    name = path.rsplit("/", 1)[-1]
-    preset = new.interpolation
-    if name == "table":
-        return resample.resample_grid(value, old.grid, new.grid, preset, prefix=int(old.class_row))
-    if name in ("rows", "columns"):
-        axis = 0 if name == "rows" else 1
-        return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), preset)
-    return value
 
 
 def _sublayers(layer) -> bool:

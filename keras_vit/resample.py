@@ -74,7 +74,8 @@ PRESETS: dict[str, Interpolation] = {
     "flexivit": Interpolation("bilinear", antialias=True, border="renormalize"),
     # timm `layers/pos_embed.py: resample_abs_pos_embed`, its defaults.
     "timm": Interpolation("bicubic", antialias=True, cubic_a=-0.5, border="renormalize"),
-    # timm `models/vision_transformer.py: _load_weights` (.npz); its FlexiViTs use it too.
+    # timm `models/vision_transformer.py: _load_weights` (.npz); its FlexiViTs use it too. For patch
+    # kernels also big_vision `models/proj/flexi/vit.py: resample_patchemb`.
     "timm_npz": Interpolation("bilinear"),
     # transformers `interpolate_pos_encoding` of ViT, DeiT and DINOv2: F.interpolate(size=...).
     "huggingface": Interpolation("bicubic"),
@@ -173,6 +174,40 @@ def resample_grid(
     grid = matrix(old_w, new_w, rule) @ grid  # (..., new_h, new_w, D)
     grid = grid.reshape(*lead, new_h * new_w, width).astype(table.dtype)
     return np.concatenate([table[..., :prefix, :], grid], axis=-2)
+
+
+def resample_kernel(
+    kernel: Any, patch_size: tuple[int, int], interpolation: str | Interpolation = "timm_npz"
+) -> NDArray[Any]:
+    """Resamples a patch kernel to another patch size, so that resized patches give the same tokens.
+
+    With B the matrix that resizes a patch, `pinv(B^T) w` is the kernel whose product with a resized
+    patch is nearest to that of `w` with the patch itself; where B enlarges it is the same.
+
+    Args:
+        kernel: `(P, P, C, D)`.
+        patch_size: The new height and width.
+        interpolation: How patches are resized: a name in `PRESETS`, or an `Interpolation`.
+
+    Returns:
+        A new array `(P', P', C, D)` in the kernel's dtype.
+
+    Reference:
+        FlexiViT, arXiv 2212.08013, Section 3.4, "PI-resize".
+
+    Example:
+    >>> resample_kernel(np.zeros((32, 32, 3, 768)), (16, 16)).shape
+    (16, 16, 3, 768)
+    """
+    kernel = np.asarray(kernel)
+    _require(kernel.ndim == 4, "kernel", "have 4 axes", kernel.shape, "shape")
+    new_h, new_w = _check_grid("patch_size", patch_size)
+    old_h, old_w, *_ = kernel.shape
+    # B is a matrix for the rows and one for the columns, and so is its pseudoinverse.
+    rows = np.linalg.pinv(matrix(old_h, new_h, interpolation).T)  # (new_h, old_h)
+    columns = np.linalg.pinv(matrix(old_w, new_w, interpolation).T)  # (new_w, old_w)
+    new = np.einsum("ih,jw,hwcd->ijcd", rows, columns, kernel.astype(np.float64), optimize=True)
+    return new.astype(kernel.dtype)
 
 
 def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:

@@ -36,6 +36,7 @@ KINDS = {
     "qk_norm": TINY.replace(qk_norm=True, qkv_bias=False),
     "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
+    "remainder": TINY.replace(image_size=(27, 21), ignore_remainder=True),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
 }

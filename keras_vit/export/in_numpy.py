@@ -23,6 +23,9 @@ class NumpyOperators:
     def scope(self, name: str) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
 
+    def crop(self, images: np.ndarray, height: int, width: int) -> np.ndarray:
+        return images[:, :height, :width]
+
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> np.ndarray:
         (rows, columns), (height, length) = grid, patch
         count, *_, channels = images.shape

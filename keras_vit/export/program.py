@@ -26,6 +26,9 @@ class Operators(Protocol):
     def scope(self, name: str) -> Any:
         """A context that names what is computed in it, if no weight does."""
 
+    def crop(self, images: Any, height: int, width: int) -> Any:
+        """The top left part of images (B, H, W, C)."""
+
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
         """Cuts images (B, H, W, C) in float32 into patches (B * N, P * P * C)."""
 
@@ -123,9 +126,11 @@ class Program:
 
     def embed(self, images: Any) -> Any:
         """Eq. 1: images (B, H, W, C) to tokens (B * T, D)."""
-        ops, folded = self.ops, self.folded
+        ops, folded, config = self.ops, self.folded, self.config
         with ops.scope("patches"):
-            x = ops.patches(images, self.config.grid, self.config.patch_size)  # (B * N, P * P * C)
+            whole = tuple(n * p for n, p in zip(config.grid, config.patch_size, strict=True))
+            x = images if whole == config.image_size else ops.crop(images, *whole)
+            x = ops.patches(x, config.grid, config.patch_size)  # (B * N, P * P * C)
             if folded.patch_norm:
                 x = ops.norm(x, folded.patch_norm)
             x = ops.product(x, folded.patches)  # (B * N, D)
@@ -135,7 +140,7 @@ class Program:
         if not len(prefix) and positions is None:
             return x
         with ops.scope("tokens"):
-            return ops.sequence(x, prefix, positions, self.config.num_patches)  # (B * T, D)
+            return ops.sequence(x, prefix, positions, config.num_patches)  # (B * T, D)
 
     def encode(self, x: Any) -> Any:
         """Eq. 2 and 3, block by block: tokens (B * T, D) to (B * T, D).

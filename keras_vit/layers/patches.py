@@ -22,10 +22,12 @@ class Patches(Composite):
         patch_size: Height and width of a patch; one int means a square.
         norm: Whether to apply LayerNorms before and after the projection.
         norm_epsilon: Epsilon of these LayerNorms.
+        ignore_remainder: Whether pixels after the last whole patch of a row or column are ignored.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
-        images: `(B, H, W, C)`; H and W are multiples of the patch size.
+        images: `(B, H, W, C)`; H and W are multiples of the patch size, unless the remainder is
+            ignored.
 
     Returns:
         Tokens `(B, N, D)`, row by row.
@@ -39,7 +41,15 @@ class Patches(Composite):
     (2, 16, 8)
     """
 
-    def __init__(self, width, patch_size, norm=False, norm_epsilon=1e-6, **kwargs):
+    def __init__(
+        self,
+        width,
+        patch_size,
+        norm=False,
+        norm_epsilon=1e-6,
+        ignore_remainder=False,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         pair = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
         if len(pair) != 2 or not all(isinstance(p, int) and p > 0 for p in pair):
@@ -53,6 +63,7 @@ class Patches(Composite):
         self.patch_size = pair
         self.norm = norm
         self.norm_epsilon = norm_epsilon
+        self.ignore_remainder = ignore_remainder
         self.projection = keras.layers.Conv2D(
             width,
             pair,
@@ -79,7 +90,7 @@ class Patches(Composite):
                 f"Received: images with shape {tuple(input_shape)}"
             )
         for size, patch in zip(input_shape[1:3], self.patch_size, strict=True):
-            if size is not None and size % patch:
+            if size is not None and size % patch and not self.ignore_remainder:
                 raise ValueError(
                     f"images must have a height and width that patch_size={self.patch_size} "
                     f"divides. Received: images with shape {tuple(input_shape)}"
@@ -103,7 +114,8 @@ class Patches(Composite):
         _, height, width, channels = ops.shape(images)
         ph, pw = self.patch_size
         gh, gw = height // ph, width // pw
-        x = ops.reshape(images, (-1, gh, ph, gw, pw, channels))
+        x = images[:, : gh * ph, : gw * pw]
+        x = ops.reshape(x, (-1, gh, ph, gw, pw, channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))  # (B, gh, gw, P, P, C)
         x = self.norm_before(ops.reshape(x, (-1, gh * gw, ph * pw * channels)))  # (B, N, P * P * C)
         x = self.projection(ops.reshape(x, (-1, ph, pw, channels)))  # (B * N, 1, 1, D)
@@ -123,4 +135,5 @@ class Patches(Composite):
             "patch_size": self.patch_size,
             "norm": self.norm,
             "norm_epsilon": self.norm_epsilon,
+            "ignore_remainder": self.ignore_remainder,
         }

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.resample import resample_grid
+from keras_vit.model import resized_weight
 
 LOG = logging.getLogger("keras_vit")
 PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"
+LINES = ("position_embedding/rows", "position_embedding/columns")
 HEAD = ("head/kernel", "head/bias")
 
 
 def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) -> np.ndarray:
     """A weight of `source`, changed for `target`."""
     if path == PATCHES and source.in_channels != target.in_channels:
-        return adapt_channels(value, target.in_channels)
-    if path == TABLE and source.grid != target.grid:
-        rule, prefix = target.interpolation, int(source.class_row)
-        return resample_grid(value, source.grid, target.grid, rule, prefix=prefix)
-    return value
+        value = adapt_channels(value, target.in_channels)
+    return resized_weight(path, value, source, target)
 
 
 def adapted_shape(
@@ -30,9 +28,11 @@ def adapted_shape(
 ) -> tuple[int, ...]:
     """The shape that `adapted` returns for a weight of this shape."""
     if path == PATCHES:
-        return (*shape[:2], target.in_channels, shape[3])
+        return (*target.patch_size, target.in_channels, shape[3])
     if path == TABLE:
         return (target.num_patches + source.class_row, shape[1])
+    if path in LINES:
+        return (target.grid[LINES.index(path)], shape[1])
     return shape
 
 
@@ -86,6 +86,8 @@ def log_changes(source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
             target.pixel_mean,
             target.pixel_std,
         )
+    if source.patch_size != target.patch_size:
+        LOG.info("Patch kernel resampled from %s to %s", source.patch_size, target.patch_size)
     if source.grid != target.grid and target.position_embedding == "learned":
         rule = target.interpolation
         LOG.info("Position table resampled from %s to %s by %r", source.grid, target.grid, rule)

@@ -12,7 +12,7 @@ from keras_vit.weights.formats.table import Format, Header, Reading, Row, Shape
 
 # Fields of the checkpoint that a caller may correct, because arrays do not show them. All other
 # fields describe the requested model.
-ABOUT_SOURCE = ("num_heads", "head_dim", "norm_epsilon", "gelu", "block_norm", "patch_size")
+ABOUT_SOURCE = ("num_heads", "head_dim", "norm_epsilon", "gelu", "block_norm")
 
 # Fields that the arrays show. Those that a file of ours states are compared with the arrays first:
 # no loop and no allocation may depend on a number that the arrays contradict.
@@ -114,7 +114,14 @@ def _source(reading: Reading, about: Mapping[str, Any]) -> ViTConfig:
     labels = fields.get("labels")
     if labels is not None and len(labels) != fields["num_classes"]:
         fields = fields | {"labels": None}
+    sides = zip(_pair(fields["image_size"]), _pair(fields["patch_size"]), strict=True)
+    if any(side % patch for side, patch in sides):
+        fields["ignore_remainder"] = True  # as a convolution without padding does
     return ViTConfig.from_dict(fields)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def _assign(plan: Plan, header: Header, rows: Iterable[Row]) -> None:
@@ -175,8 +182,8 @@ def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
     plan.missing += [f"(for {path})" for path in wanted if path not in made]
     for path in made & wanted.keys():
         saved, new = plan.shapes[path], wanted[path]
-        if path == adapt.PATCHES:  # its channels may differ
-            saved = (*saved[:2], new[2], saved[3])
+        if path == adapt.PATCHES:  # its size and its channels may differ
+            saved = (*new[:3], saved[3])
         if saved != new and path != adapt.TABLE:
             plan.misshaped.append(f"wrong shape: {path} is {saved}, but {new} was requested")
     if adapt.TABLE in made & wanted.keys():

@@ -22,3 +22,14 @@ def test_patches_are_read_row_by_row():
 def test_patches_refuse_wrong_images(shape):
     with pytest.raises(ValueError, match="images must.*Received"):
         layers.Patches(width=4, patch_size=8)(np.zeros(shape, "float32"))
+
+
+def test_patches_ignore_the_remainder_on_request():
+    layer = layers.Patches(width=4, patch_size=2, ignore_remainder=True)
+    image = np.arange(5 * 7, dtype="float32").reshape(1, 5, 7, 1)
+    layer.build(image.shape)
+    layer.projection.kernel.assign(np.eye(4).reshape(2, 2, 1, 4))
+    y = to_numpy(layer(image))[0]
+    assert len(y) == 2 * 3
+    np.testing.assert_array_equal(y[2], [4, 5, 11, 12])
+    np.testing.assert_array_equal(y[5], [18, 19, 25, 26])

@@ -138,6 +138,10 @@ class OnnxOperators:
         yield
         self._scope = before
 
+    def crop(self, images: Tensor, height: int, width: int) -> Tensor:
+        ends = self._ints(0, 0), self._ints(height, width), self._ints(1, 2)
+        return self.node("Slice", images, *ends, shape=(-1, height, width, images.shape[-1]))
+
     def patches(self, images: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
         (rows, columns), (height, length) = grid, patch
         width = length * images.shape[-1]

@@ -81,6 +81,9 @@ class TensorFlowOperators:
     def scope(self, name: str) -> AbstractContextManager:
         return self.tf.name_scope(f"{name}/")  # not inside the scope that is open now
 
+    def crop(self, images: Any, height: int, width: int) -> Any:
+        return images[:, :height, :width]
+
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
         tf, (rows, columns), (height, length) = self.tf, grid, patch
         channels = images.shape[-1]

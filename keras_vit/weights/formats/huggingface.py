@@ -193,7 +193,7 @@ HUGGINGFACE = Format(
         r"encoder\.layer\.0\.attention\.attention\.relative_position": "relative positions (BEiT)",
         r"embeddings\.(text|token)_embed": "a text model",
     },
-    writable={name: values for name, values in PLAIN.items() if name != "qkv_bias"}
+    writable={k: v for k, v in PLAIN.items() if k not in ("qkv_bias", "ignore_remainder")}
     | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token",)},
     limits=(
         STANDARD_HEADS,

@@ -162,11 +162,12 @@ class Header:
         """
         given = self.given.get("image_size")
         sides = {p: math.isqrt(rows - p) for p in prefixes if rows > p}
-        stated, passed = (_grid(size, patch) for size in (stated, given))
-        for height, width in (stated, *((side, side) for side in sides.values()), passed):
+        squares = [(side * patch[0], side * patch[1]) for side in sides.values()]
+        for size in (stated, *squares, given):
+            height, width = (size, size) if isinstance(size, int) else (size or (0, 0))
             for prefix in sides:
-                if height * width == rows - prefix:
-                    return (height * patch[0], width * patch[1]), prefix
+                if height // patch[0] * (width // patch[1]) == rows - prefix:
+                    return (height, width), prefix
         raise ValueError(
             "image_size must be the checkpoint's own if its position table is not a square grid. "
             f"model.resized changes it afterwards. Received: image_size={given!r}, a table of "
@@ -183,11 +184,6 @@ class Header:
                 f"{fields} (or another num_classes for a new head). "
                 f"Received: a checkpoint with {found}"
             )
-
-
-def _grid(size: Any, patch: Shape) -> tuple[int, int]:
-    height, width = (size, size) if isinstance(size, int) else (size or (0, 0))
-    return height // patch[0], width // patch[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +227,7 @@ HAS_HEAD = Limit(
 
 # What the paper's ViT has, and so the libraries' first models.
 PLAIN: dict[str, tuple] = {
+    "ignore_remainder": (False,),
     "block_norm": ("pre",),
     "qkv_bias": (True,),
     "qk_norm": (False,),

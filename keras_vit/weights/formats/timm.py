@@ -126,7 +126,9 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
 def _table(header, rows, patch, token, registers, stated):
     """The image size, whether the class token has a row, and how many rows the registers have."""
     if not rows:
-        size = header.given.get("image_size") or stated.get("image_size") or 224
+        if size := stated.get("image_size"):
+            return size, 0, 0
+        size = header.given.get("image_size") or 224
         sides = (size, size) if isinstance(size, int) else size
         return tuple(side // p * p for side, p in zip(sides, patch, strict=True)), 0, 0
     prefixes = [0, token] + ([token + registers] if registers else [])

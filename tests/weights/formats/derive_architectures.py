@@ -17,7 +17,8 @@ from pathlib import Path
 
 MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybrid",
            "vision_transformer_relpos", "naflexvit")  # fmt: skip
-COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling", "unlike")
+COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling",
+           "interpolation", "unlike")  # fmt: skip
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
 
@@ -49,7 +50,13 @@ def derive(name: str, file: str) -> dict:
     pooling = POOLINGS[module.global_pool]
     if pooling == "mean" and module.pool_include_prefix:
         pooling = "mean_all"
-    return {
+    interpolation = {}  # of position tables and patch kernels, as its loader passes it on
+    if name.startswith("flexivit") or "radio" in name:
+        from timm.models.vision_transformer import _RADIO_ALIGN_CORNERS
+
+        corners = any(part in name for part in _RADIO_ALIGN_CORNERS)
+        interpolation = {"interpolation": "google" if corners else "timm_npz"}
+    return interpolation | {
         "num_heads": block.attn.num_heads,
         "gelu": GELUS[type(block.mlp.act).__name__],
         "norm_epsilon": block.norm1.eps,

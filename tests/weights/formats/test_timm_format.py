@@ -96,6 +96,48 @@ def test_timm_resolution_equals_source(tmp_path, fields, size):
 
 
 @pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("architecture", "patch", "size"),
+    [("vit_tiny_patch16_224", 12, 48), ("flexivit_small", (4, 6), 24), ("flexivit_small", 5, 20)],
+)
+def test_timm_patch_size_equals_source(tmp_path, architecture, patch, size):
+    import timm
+
+    arguments = {"img_size": 24, "patch_size": 8, "embed_dim": 20, "depth": 2, "num_heads": 5}
+    source = sources.randomize(timm.create_model(architecture, num_classes=3, **arguments))
+    config = {"architecture": architecture, "model_args": arguments}
+    folder = sources.save(tmp_path / "folder", sources.state(source), config)
+    # Its loader resamples a checkpoint's kernel and table by the rule of the architecture.
+    arguments |= {"img_size": size, "patch_size": patch, "num_classes": 3}
+    overlay = {"file": str(folder / "model.safetensors"), "num_classes": 3}
+    resampled = timm.create_model(
+        architecture, pretrained=True, pretrained_cfg_overlay=overlay, **arguments
+    ).eval()
+    other = "timm" if architecture == "flexivit_small" else "timm_npz"
+    wrong = {"interpolation": other}
+    model = assert_same_logits(folder, resampled, wrong, image_size=size, patch_size=patch)
+    again = keras_vit.from_pretrained(folder).resized(size, patch_size=patch)
+    batch = sources.images(*model.config.input_shape)
+    np.testing.assert_array_equal(sources.logits(again, batch), sources.logits(model, batch))
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("fields", [{}, {"pos_embed": "none"}])
+def test_timm_image_size_that_patches_do_not_divide_equals_source(tmp_path, fields):
+    """As of `vit_so400m_patch14_siglip_384`: the convolution ignores the last rows and columns."""
+    arguments = {"img_size": 27, "num_heads": 5, **fields}
+    source = sources.timm_vit(**arguments)
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": arguments}
+    folder = sources.save(tmp_path / "folder", sources.state(source), config)
+    model = assert_same_logits(folder, source)
+    assert model.config.image_size == (27, 27) and model.config.grid == (3, 3)
+    with pytest.raises(ValueError, match="image_size must be a multiple of patch_size"):
+        keras_vit.from_pretrained(
+            bare(tmp_path, sources.state(sources.timm_vit())), num_heads=5, image_size=27
+        )
+
+
+@pytest.mark.backend_free
 @pytest.mark.parametrize("channels", [1, 4, 10])
 def test_timm_channels_equal_adapt_input_conv(tmp_path, channels, caplog):
     import torch
