@@ -36,6 +36,8 @@ KINDS = {
     "qk_norm": TINY.replace(qk_norm=True, qkv_bias=False),
     "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
+    "swiglu": TINY.replace(mlp="swiglu", mlp_dim=22, layer_scale=0.3),
+    "mlp_inner_norm": TINY.replace(mlp_inner_norm=True),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
 }
@@ -52,6 +54,8 @@ COMBINATIONS = {
     "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
     "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
+    "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
+    "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

@@ -234,6 +234,8 @@ PLAIN: dict[str, tuple] = {
     "block_norm": ("pre",),
     "qkv_bias": (True,),
     "qk_norm": (False,),
+    "mlp": ("mlp",),
+    "mlp_inner_norm": (False,),
     "layer_scale": (None,),
     "num_registers": (0,),
     "patch_norm": (False,),
