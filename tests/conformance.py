@@ -34,6 +34,7 @@ KINDS = {
     "sincos_2d": TINY.replace(position_embedding="sincos_2d", **PLAIN_HEAD),
     "no_positions": TINY.replace(position_embedding="none"),
     "qk_norm": TINY.replace(qk_norm=True, qkv_bias=False),
+    "no_key_bias": TINY.replace(key_bias=False),
     "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
     "swiglu": TINY.replace(mlp="swiglu", mlp_dim=22, layer_scale=0.3),
@@ -56,6 +57,7 @@ COMBINATIONS = {
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
     "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
     "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
+    "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

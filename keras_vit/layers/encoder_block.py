@@ -33,6 +33,7 @@ class EncoderBlock(Composite):
         key_dim: Size of a head; None means D / h.
         block_norm: "pre" or "post".
         qkv_bias: Whether query, key and value projections have a bias.
+        key_bias: Whether the key projection has a bias too, where `qkv_bias` is True.
         qk_norm: Whether to normalize queries and keys.
         mlp: "mlp" or "swiglu", a gated one.
         mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
@@ -69,6 +70,7 @@ class EncoderBlock(Composite):
         key_dim=None,
         block_norm="pre",
         qkv_bias=True,
+        key_bias=True,
         qk_norm=False,
         mlp="mlp",
         mlp_inner_norm=False,
@@ -96,6 +98,7 @@ class EncoderBlock(Composite):
         self.key_dim = key_dim
         self.block_norm = block_norm
         self.qkv_bias = qkv_bias
+        self.key_bias = key_bias
         self.qk_norm = qk_norm
         self.mlp_kind = mlp
         self.mlp_inner_norm = mlp_inner_norm
@@ -120,6 +123,7 @@ class EncoderBlock(Composite):
             dropout=attention_dropout,
             kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
             use_bias=qkv_bias,
+            key_bias=key_bias,
             output_bias=True,
             dtype=policy,
             name="attention",
@@ -205,6 +209,7 @@ class EncoderBlock(Composite):
             "key_dim": self.key_dim,
             "block_norm": self.block_norm,
             "qkv_bias": self.qkv_bias,
+            "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
             "mlp": self.mlp_kind,
             "mlp_inner_norm": self.mlp_inner_norm,

@@ -233,6 +233,7 @@ HAS_HEAD = Limit(
 PLAIN: dict[str, tuple] = {
     "block_norm": ("pre",),
     "qkv_bias": (True,),
+    "key_bias": (True,),
     "qk_norm": (False,),
     "mlp": ("mlp",),
     "mlp_inner_norm": (False,),
