@@ -11,10 +11,11 @@ from keras_vit.resample import PRESETS
 RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
 CHOICES = {
     "block_norm": ("pre", "post"),
+    "mlp": ("mlp", "swiglu"),
     "gelu": ("exact", "tanh"),
     "position_embedding": ("learned", "learned_2d", "sincos_2d", "none"),
     "interpolation": tuple(PRESETS),
-    "pooling": ("token", "mean", "mean_all", None),
+    "pooling": ("token", "mean", "mean_all", "map", "map_all", None),
     "final_norm": ("before_pooling", "after_pooling", "none"),
     "head_init": ("zeros", "truncated_normal"),
     "resize_method": RESIZE_METHODS,
@@ -33,9 +34,20 @@ MAX_PATCHES = 1 << 20
 """Most patches: 16,384 x 16,384 pixels in patches of 16."""
 MAX_FIXED_TABLE = 1 << 28
 """Most numbers in the "sincos_2d" table, which is computed and so not bounded by a file's size."""
+FLAGS = (
+    "ignore_remainder",
+    "qkv_bias",
+    "key_bias",
+    "qk_norm",
+    "mlp_inner_norm",
+    "class_token",
+    "patch_norm",
+    "position_class_row",
+)
 LIMITS = {
     **dict.fromkeys(("in_channels", "width", "num_heads", "mlp_dim", "num_registers"), MAX_SIZE),
     **dict.fromkeys(("head_dim", "representation_size"), MAX_SIZE),
+    **dict.fromkeys(("pooling_heads", "pooling_mlp_dim"), MAX_SIZE),
     "depth": MAX_DEPTH,
     "num_classes": MAX_CLASSES,
 }
@@ -76,15 +88,21 @@ class ViTConfig:
     head_dim: int | None = None
     """d, the size of a head; None means width / num_heads. `config.key_dim` is the result."""
     mlp_dim: int = 3072
-    """Hidden size of the MLP."""
+    """M, the hidden size of the MLP; of each of the two halves of a gated one."""
+    mlp: str = "mlp"
+    """"mlp", as in the paper, or "swiglu": SiLU(z W_g) * (z W_1) instead of GELU(z W_1)."""
+    mlp_inner_norm: bool = False
+    """Whether a LayerNorm is applied to the M hidden values of the MLP (EVA-02, BEiT-3)."""
     block_norm: str = "pre"
     """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z))."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias."""
+    key_bias: bool = True
+    """Whether the key projection has a bias too, where `qkv_bias` is True."""
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
     gelu: str = "exact"
-    """"exact" (erf) or "tanh" (its approximation)."""
+    """"exact" (erf) or "tanh" (its approximation). Ignored by mlp="swiglu"."""
     norm_epsilon: float = 1e-6
     """Epsilon of every LayerNorm."""
     layer_scale: float | None = None
@@ -106,7 +124,12 @@ class ViTConfig:
 
     # -- the output
     pooling: str | None = "token"
-    """"token", "mean" (of the patch tokens), "mean_all" (of all tokens) or None (no pooling)."""
+    """"token", "mean" (of the patch tokens), "mean_all" (of all tokens), "map" (attention pooling
+    of the patch tokens), "map_all" (of all tokens) or None (no pooling)."""
+    pooling_heads: int | None = None
+    """Heads of attention pooling; None means `num_heads`."""
+    pooling_mlp_dim: int | None = None
+    """Hidden size of the MLP of attention pooling; None means `mlp_dim`."""
     final_norm: str = "before_pooling"
     """Where the last LayerNorm is applied: "before_pooling", "after_pooling" or "none"."""
     representation_size: int | None = None
@@ -117,8 +140,9 @@ class ViTConfig:
     """The `num_classes` class names, or None."""
     head_init: str = "zeros"
     """"zeros" (the paper's, for fine-tuning) or "truncated_normal" (0.02)."""
-    head_bias: float = 0.0
-    """Initial bias of the head, such as -6.9 for a sigmoid loss over 1,000 classes."""
+    head_bias: float | None = 0.0
+    """Initial bias of the head, such as -6.9 for a sigmoid loss over 1,000 classes; None means no
+    bias."""
     classifier_activation: str | None = None
     """Activation applied to the logits, such as "softmax"; None returns logits."""
 
@@ -190,6 +214,11 @@ class ViTConfig:
         return self.class_token and self.position_class_row and learned
 
     @property
+    def attention_pooling(self) -> bool:
+        """Whether tokens are pooled by attention."""
+        return self.pooling in ("map", "map_all")
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Height, width, channels."""
         return (*self.image_size, self.in_channels)
@@ -227,13 +256,12 @@ class ViTConfig:
             self._check(name, "be a positive int", lambda v: _is_int(v) and v > 0)
         for name in ("num_classes", "num_registers"):
             self._check(name, "be an int >= 0", lambda v: _is_int(v) and v >= 0)
-        for name in ("head_dim", "representation_size"):
+        for name in ("head_dim", "representation_size", "pooling_heads", "pooling_mlp_dim"):
             rule = "be None or a positive int"
             self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
-        flags = ("ignore_remainder", "qkv_bias", "qk_norm", "class_token", "patch_norm")
-        for name in (*flags, "position_class_row"):
+        for name in FLAGS:
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)
@@ -275,8 +303,12 @@ class ViTConfig:
         self._check("width", rule, lambda v: v % divisor == 0)
 
     def _check_output(self) -> None:
-        rule = "be 'mean', 'mean_all' or None where class_token=False"
+        rule = "be 'mean', 'mean_all', 'map', 'map_all' or None where class_token=False"
         self._check("pooling", rule, lambda v: v != "token" or self.class_token)
+        if self.attention_pooling:
+            name = "num_heads" if self.pooling_heads is None else "pooling_heads"
+            rule = f"divide width={self.width} for pooling={self.pooling!r}"
+            self._check(name, rule, lambda v: self.width % v == 0)
         v = self.labels
         is_strings = isinstance(v, tuple) and all(isinstance(label, str) for label in v)
         _require(
@@ -285,7 +317,8 @@ class ViTConfig:
             f"be None or a sequence of num_classes={self.num_classes} strings",
             v if not isinstance(v, tuple) or len(v) < 9 else f"{len(v)} items",
         )
-        self._check("head_bias", "be a number", _is_number)
+        rule = "be a number, or None for no bias"
+        self._check("head_bias", rule, lambda v: v is None or _is_number(v))
         rule = "be None or the name of a Keras activation"
         self._check("classifier_activation", rule, lambda v: isinstance(v, str | None))
 

@@ -24,6 +24,9 @@ class ViT(keras.Model):
     z_l = MLP(LN(z'_l)) + z'_l                    (3)
     y = LN(z_L^0)                                 (4)
 
+    The config varies what is in them: with `mlp="swiglu"` MLP(z) = (SiLU(z W_g) * z W_1) W_2, and
+    with `mlp_inner_norm` its W_2 reads a LayerNorm.
+
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
     Args:
@@ -219,13 +222,15 @@ class ViT(keras.Model):
                 "key": [block.attention.key_dense],
                 "value": [block.attention.value_dense],
                 "attention_output": [block.attention.output_dense],
-                "mlp": [block.mlp.dense_1, block.mlp.dense_2],
+                "mlp": [*_gate(block), block.mlp.dense_1, block.mlp.dense_2],
             }
             chosen += [layer for target in targets for layer in parts[target]]
         kept = {id(layer) for layer in chosen}
         for layer in self._flatten_layers(include_self=False, recursive=True):
             if layer.name != "head" and id(layer) not in kept and not _sublayers(layer):
                 layer.trainable = False
+        if self.config.attention_pooling:  # its layers are frozen, the probe is its own
+            self.get_layer("pooling").probe.trainable = False
         for layer in chosen:
             layer.enable_lora(rank)
 
@@ -271,7 +276,8 @@ def head_logits(model: ViT, features: Any) -> Any:
             f"Received: classifier_activation={activation!r}"
         )
     kernel = keras.ops.convert_to_tensor(head.kernel)
-    return keras.ops.matmul(keras.ops.cast(features, kernel.dtype), kernel) + head.bias
+    logits = keras.ops.matmul(keras.ops.cast(features, kernel.dtype), kernel)
+    return logits if head.bias is None else logits + head.bias
 
 
 @functools.lru_cache(maxsize=16)
@@ -400,7 +406,10 @@ def _encode(z, config: ViTConfig, policy):
             key_dim=config.key_dim,
             block_norm=config.block_norm,
             qkv_bias=config.qkv_bias,
+            key_bias=config.key_bias,
             qk_norm=config.qk_norm,
+            mlp=config.mlp,
+            mlp_inner_norm=config.mlp_inner_norm,
             gelu=config.gelu,
             norm_epsilon=config.norm_epsilon,
             layer_scale=config.layer_scale,
@@ -414,10 +423,21 @@ def _encode(z, config: ViTConfig, policy):
 
 
 def _pool(z, config: ViTConfig, policy):
-    """Eq. 4: y = LN(z_L^0), or LN and a mean over tokens, in either order."""
+    """Eq. 4: y = LN(z_L^0), or LN and a mean or attention pooling, in either order."""
     norm = layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
     y = norm(z) if config.final_norm == "before_pooling" else z  # (B, T, D)
-    if config.pooling is not None:
+    if config.attention_pooling:
+        y = layers.AttentionPooling(
+            config.width,
+            config.pooling_heads or config.num_heads,
+            config.pooling_mlp_dim or config.mlp_dim,
+            num_ignored_tokens=config.num_prefix_tokens if config.pooling == "map" else 0,
+            gelu=config.gelu,
+            norm_epsilon=config.norm_epsilon,
+            dtype=policy,
+            name="pooling",
+        )(y)  # (B, D)
+    elif config.pooling is not None:
         y = layers.Pooling(
             config.pooling,
             num_prefix_tokens=config.num_prefix_tokens,
@@ -445,10 +465,15 @@ def _head(y, config: ViTConfig, policy):
         config.num_classes,
         activation=config.classifier_activation,
         kernel_initializer=kernel,
-        bias_initializer=keras.initializers.Constant(config.head_bias),
+        use_bias=config.head_bias is not None,
+        bias_initializer=keras.initializers.Constant(config.head_bias or 0.0),
         dtype=policy if quantized else exact,
         name="head",
     )(y)  # (B, K)
+
+
+def _gate(block) -> list:
+    return [block.mlp.gate] if block.mlp.kind == "swiglu" else []
 
 
 def _sublayers(layer) -> bool:

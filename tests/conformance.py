@@ -27,6 +27,12 @@ KINDS = {
     "mean": TINY.replace(pooling="mean", final_norm="after_pooling"),
     "mean_all": TINY.replace(pooling="mean_all", position_class_row=False),
     "no_class_token": TINY.replace(**PLAIN_HEAD),
+    "map": TINY.replace(
+        class_token=False, pooling="map", pooling_heads=4, pooling_mlp_dim=24, gelu="tanh"
+    ),
+    "map_registers": TINY.replace(pooling="map", num_registers=1, final_norm="after_pooling"),
+    "map_all": TINY.replace(pooling="map_all", final_norm="none"),
+    "no_head_bias": TINY.replace(head_bias=None),
     "all_tokens": TINY.replace(pooling=None),
     "registers": TINY.replace(num_registers=2, layer_scale=0.3),
     "registers_only": TINY.replace(num_registers=2, **PLAIN_HEAD),
@@ -34,9 +40,12 @@ KINDS = {
     "sincos_2d": TINY.replace(position_embedding="sincos_2d", **PLAIN_HEAD),
     "no_positions": TINY.replace(position_embedding="none"),
     "qk_norm": TINY.replace(qk_norm=True, qkv_bias=False),
+    "no_key_bias": TINY.replace(key_bias=False),
     "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
     "remainder": TINY.replace(image_size=(27, 21), ignore_remainder=True),
+    "swiglu": TINY.replace(mlp="swiglu", mlp_dim=22, layer_scale=0.3),
+    "mlp_inner_norm": TINY.replace(mlp_inner_norm=True),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
 }
@@ -53,6 +62,9 @@ COMBINATIONS = {
     "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
     "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
+    "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
+    "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
+    "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keras_vit.export.fold import Block, Folded, Gain, Norm, Product
+from keras_vit.export.fold import AttentionPool, Block, Folded, Gain, Norm, Product
 
 
 class Operators(Protocol):
@@ -55,8 +55,18 @@ class Operators(Protocol):
         `rows_of` is a tensor with as many rows as the result, for a target that needs to see them.
         """
 
+    def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
+        """The mean of each image's tokens from `start` on, weighted by softmax over tokens.
+
+        From scores (B * tokens, h) and values (B * tokens, h * d) to (B, h * d), each head with
+        its own weights.
+        """
+
     def add(self, x: Any, y: Any) -> Any:
         """`x + y`."""
+
+    def multiply(self, x: Any, y: Any) -> Any:
+        """`x * y`."""
 
     def gain(self, x: Any, g: Gain) -> Any:
         """`x * scale + offset`."""
@@ -65,7 +75,10 @@ class Operators(Protocol):
         """GELU; `kind` is "exact" or "tanh"."""
 
     def activate(self, x: Any, name: str) -> Any:
-        """A function by name: "tanh", "sigmoid", or over the last axis "softmax", "log_softmax"."""
+        """A function by name: "tanh", "sigmoid", "silu", "softmax" or "log_softmax".
+
+        "silu" is `x * sigmoid(x)`. The last two are over the last axis.
+        """
 
     def token(self, x: Any, index: int, tokens: int) -> Any:
         """One token of each image: from (B * tokens, D) to (B, D)."""
@@ -167,7 +180,7 @@ class Program:
 
             z = ops.norm(x, block.mlp_norm) if pre else x
             with ops.scope(f"{block.name}/mlp"):
-                z = ops.gelu(ops.product(z, block.mlp_1), self.config.gelu)  # (B * T, M)
+                z = self._hidden(z, block)  # (B * T, M)
             x = ops.add(ops.product(z, block.mlp_2), x)  # (B * T, D), Eq. 3
             return x if pre else ops.norm(x, block.mlp_norm)
 
@@ -180,6 +193,8 @@ class Program:
             start = config.num_prefix_tokens if config.pooling == "mean" else 0
             with ops.scope("pooling"):
                 x = ops.mean(x, start, config.num_tokens)  # (B, D)
+        if folded.attention_pool:
+            x = self._attention_pool(x, folded.attention_pool)  # (B, D)
         if folded.final_norm and config.final_norm == "after_pooling":
             x = ops.norm(x, folded.final_norm)
         if folded.pre_logits:
@@ -201,6 +216,28 @@ class Program:
             if block.query_norm and block.key_norm:
                 q, k = ops.norm(q, block.query_norm), ops.norm(k, block.key_norm)
         return q, k, v
+
+    def _hidden(self, z: Any, block: Block) -> Any:
+        """The hidden values of the MLP: (B * T, D) to (B * T, M)."""
+        ops, hidden = self.ops, self.ops.product(z, block.mlp_1)
+        if block.mlp_gate:
+            hidden = ops.multiply(ops.activate(ops.product(z, block.mlp_gate), "silu"), hidden)
+        else:
+            hidden = ops.gelu(hidden, self.config.gelu)
+        return ops.norm(hidden, block.mlp_inner_norm) if block.mlp_inner_norm else hidden
+
+    def _attention_pool(self, x: Any, pool: AttentionPool) -> Any:
+        ops, config = self.ops, self.config
+        start = config.num_prefix_tokens if config.pooling == "map" else 0
+        with ops.scope(f"{pool.name}/attention"):
+            scores = ops.product(x, pool.scores)  # (B * T, h)
+            z = ops.weigh(scores, ops.product(x, pool.value), start, config.num_tokens)
+        x = ops.product(z, pool.output)  # (B, D)
+        with ops.scope(pool.name):
+            z = ops.norm(x, pool.norm)
+            with ops.scope(f"{pool.name}/mlp"):
+                z = ops.gelu(ops.product(z, pool.mlp_1), config.gelu)  # (B, M)
+            return ops.add(ops.product(z, pool.mlp_2), x)
 
     def _first(self, x: Any) -> Any:
         return self.ops.token(x, 0, self.config.num_tokens)

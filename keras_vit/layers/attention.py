@@ -1,4 +1,4 @@
-"""Multi-head self-attention, Eq. 5 to 8: Keras' layer with faster products."""
+"""Multi-head attention, Eq. 5 to 8: Keras' layer with faster products."""
 
 import math
 
@@ -23,11 +23,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     Weights, names, config and sub-layers are those of the Keras layer, so LoRA, int8 quantization,
     sharding maps and `return_attention_scores` work as Keras documents. The differences:
 
-    - Self-attention without a mask projects tokens flattened to (B * T, D), where backends fuse
-      product and bias. Quantized layers, masks and cross-attention use Keras' implementation.
+    - Without a mask, tokens are flattened to (B * T, D) and then projected, where backends fuse
+      product and bias. Quantized layers, masks and a `key` of its own use Keras' implementation.
     - The softmax is in at least float32, and attention dropout costs nothing outside training.
     - `qk_norm` applies a LayerNorm to each head's queries and keys (arXiv 2302.05442).
-    - `output_bias` sets the bias of the output projection alone.
+    - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
+      of the keys.
 
     Args:
         num_heads: h.
@@ -35,6 +36,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm: Whether to normalize queries and keys.
         norm_epsilon: Epsilon of these LayerNorms.
         output_bias: Whether the output projection has a bias; None means `use_bias`.
+        key_bias: Whether the key projection has a bias too, where `use_bias` is True.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
@@ -60,10 +62,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm=False,
         norm_epsilon=1e-6,
         output_bias=None,
+        key_bias=True,
         **kwargs,
     ):
         super().__init__(num_heads=num_heads, key_dim=key_dim, **kwargs)
         self.output_bias = output_bias
+        self.key_bias = key_bias
         self.qk_norm = qk_norm
         self.norm_epsilon = norm_epsilon
         if qk_norm:
@@ -75,6 +79,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
 
     def build(self, query_shape, value_shape, key_shape=None):
         super().build(query_shape, value_shape, key_shape)
+        if not self.key_bias and self.key_dense.bias is not None:
+            # Keras' layer has one argument for all biases.
+            self.key_dense._untrack_variable(self.key_dense.bias)
+            self.key_dense.bias = self.key_dense.bias_axes = None
         if self.qk_norm:
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
@@ -107,12 +115,11 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     ):
         masks = (query_mask, value_mask, key_mask, attention_mask)
         if (
-            value is not query
-            or (key is not None and key is not query)
+            (key is not None and key is not value)
             or any(mask is not None for mask in masks)
             or use_causal_mask
             or not self._is_plain()
-            or len(query.shape) != 3
+            or not len(query.shape) == len(value.shape) == 3
         ):
             return super().call(
                 query,
@@ -130,6 +137,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         flat = ops.reshape(query, (-1, width))  # (B * T, D)
         heads = (-1, length, self.num_heads, self.key_dim)
         q = ops.reshape(_product(flat, self.query_dense, 1), heads)  # (B, T, h, d)
+        if value is not query:  # cross-attention, where T may differ
+            _, tokens, columns = ops.shape(value)
+            flat = ops.reshape(value, (-1, columns))  # (B * T, D)
+            heads = (-1, tokens, self.num_heads, self.key_dim)
         k = ops.reshape(_product(flat, self.key_dense, 1), heads)  # (B, T, h, d)
         v = ops.reshape(_product(flat, self.value_dense, 1), heads)  # (B, T, h, d)
         x, scores = self._compute_attention(
@@ -201,6 +212,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             "qk_norm": self.qk_norm,
             "norm_epsilon": self.norm_epsilon,
             "output_bias": self.output_bias,
+            "key_bias": self.key_bias,
         }
 
 

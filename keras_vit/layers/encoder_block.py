@@ -33,7 +33,10 @@ class EncoderBlock(Composite):
         key_dim: Size of a head; None means D / h.
         block_norm: "pre" or "post".
         qkv_bias: Whether query, key and value projections have a bias.
+        key_bias: Whether the key projection has a bias too, where `qkv_bias` is True.
         qk_norm: Whether to normalize queries and keys.
+        mlp: "mlp" or "swiglu", a gated one.
+        mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
@@ -67,7 +70,10 @@ class EncoderBlock(Composite):
         key_dim=None,
         block_norm="pre",
         qkv_bias=True,
+        key_bias=True,
         qk_norm=False,
+        mlp="mlp",
+        mlp_inner_norm=False,
         gelu="exact",
         norm_epsilon=1e-6,
         layer_scale=None,
@@ -92,7 +98,10 @@ class EncoderBlock(Composite):
         self.key_dim = key_dim
         self.block_norm = block_norm
         self.qkv_bias = qkv_bias
+        self.key_bias = key_bias
         self.qk_norm = qk_norm
+        self.mlp_kind = mlp
+        self.mlp_inner_norm = mlp_inner_norm
         self.gelu = gelu
         self.norm_epsilon = norm_epsilon
         self.layer_scale = layer_scale
@@ -114,13 +123,24 @@ class EncoderBlock(Composite):
             dropout=attention_dropout,
             kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
             use_bias=qkv_bias,
+            key_bias=key_bias,
             output_bias=True,
             dtype=policy,
             name="attention",
         )
         self.attention_dropout_layer = keras.layers.Dropout(dropout, dtype=policy, name="dropout")
         self.mlp_norm = self._norm("mlp_norm")
-        self.mlp = MLP(mlp_dim, width, gelu=gelu, dropout=dropout, dtype=policy, name="mlp")
+        self.mlp = MLP(
+            mlp_dim,
+            width,
+            kind=mlp,
+            gelu=gelu,
+            inner_norm=mlp_inner_norm,
+            norm_epsilon=norm_epsilon,
+            dropout=dropout,
+            dtype=policy,
+            name="mlp",
+        )
         self.attention_scale = self._scale("attention_scale")
         self.mlp_scale = self._scale("mlp_scale")
         # A Dropout with one mask entry per image is stochastic depth.
@@ -189,7 +209,10 @@ class EncoderBlock(Composite):
             "key_dim": self.key_dim,
             "block_norm": self.block_norm,
             "qkv_bias": self.qkv_bias,
+            "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
+            "mlp": self.mlp_kind,
+            "mlp_inner_norm": self.mlp_inner_norm,
             "gelu": self.gelu,
             "norm_epsilon": self.norm_epsilon,
             "layer_scale": self.layer_scale,

@@ -209,8 +209,25 @@ class OnnxOperators:
         z = self._transpose(z, 0, 2, 1, 3)  # (B, T, h, d)
         return self._reshape(z, -1, num_heads * size)  # (B * T, h * d)
 
+    def weigh(self, scores: Tensor, values: Tensor, start: int, tokens: int) -> Tensor:
+        heads, size = scores.shape[-1], values.shape[-1]
+        scores, values = self.by_image(scores, tokens), self.by_image(values, tokens)
+        if start:
+            scores = self._slice(scores, start, tokens)  # (B, T, h)
+            values = self._slice(values, start, tokens)  # (B, T, h * d)
+        left = tokens - start
+        scores = self._reshape(self._transpose(scores, 0, 2, 1), -1, heads, 1, left)
+        scores = self.activate(scores, "softmax")  # (B, h, 1, T)
+        v = self._reshape(values, -1, left, heads, size // heads)
+        v = self._transpose(v, 0, 2, 1, 3)  # (B, h, T, d)
+        z = self.node("MatMul", scores, v, shape=(-1, heads, 1, size // heads))
+        return self._reshape(z, -1, size)  # (B, h * d)
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return self.node("Add", x, y)
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.node("Mul", x, y)
 
     def gain(self, x: Tensor, g: Gain) -> Tensor:
         scale = self._weight(f"{g.name}/gamma", g.scale)
@@ -222,6 +239,8 @@ class OnnxOperators:
         return self.node("Gelu", x, approximate="tanh" if kind == "tanh" else "none")
 
     def activate(self, x: Tensor, name: str) -> Tensor:
+        if name == "silu":  # an operator of its own only from opset 24 on
+            return self.multiply(x, self.activate(x, "sigmoid"))
         attributes: dict[str, Any] = {"axis": -1} if "softmax" in name else {}
         return self.node(ACTIVATIONS[name], x, **attributes)
 
