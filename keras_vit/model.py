@@ -24,6 +24,8 @@ class ViT(keras.Model):
     z_l = MLP(LN(z'_l)) + z'_l                    (3)
     y = LN(z_L^0)                                 (4)
 
+    Rotary positions need no E_pos: MSA rotates queries and keys by their patch's position.
+
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
     Args:
@@ -274,8 +276,10 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     (768, 1000)
     """
     fields: dict[str, Any] = {"depth": 1, "labels": None}
-    if config.position_embedding == "sincos_2d":  # has no weights, and a table of any size
-        fields["position_embedding"] = "none"
+    if config.position_embedding != "none":
+        # "sincos_2d" and "rope" have no weights, and a table of any size.
+        words = set(config.position_embedding.split("+")) - {"sincos_2d", "rope"}
+        fields["position_embedding"] = "+".join(sorted(words)) or "none"
     with deferred():
         model = ViT(config.replace(**fields))
     shapes = {weight.path: tuple(weight.shape) for weight in model.weights}
@@ -329,10 +333,10 @@ def _embed(images, config: ViTConfig, policy):
     class_token = layers.ClassToken(dtype=policy, name="class_token")
     if config.class_row:
         z = class_token(z)  # (B, 1 + N, D)
-    if config.position_embedding != "none":
+    if config.position_table:
         z = layers.PositionEmbedding(
             config.grid,
-            kind=config.position_embedding,
+            kind=config.position_table,
             class_row=config.class_row,
             dtype=policy,
             name="position_embedding",
@@ -363,6 +367,11 @@ def _embed(images, config: ViTConfig, policy):
 def _encode(z, config: ViTConfig, policy):
     """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly."""
     rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
+    rope = _rope(config)
+    scale: dict[str, Any] = {}
+    if rope and config.rope_rescale:
+        rescale = layers.RotaryRescale(config.rope_rescale, dtype=policy, name="rope_rescale")
+        scale["rope_scale"] = rescale(z)
     for i, drop_path in enumerate(rates):
         z = layers.EncoderBlock(
             config.width,
@@ -372,6 +381,7 @@ def _encode(z, config: ViTConfig, policy):
             block_norm=config.block_norm,
             qkv_bias=config.qkv_bias,
             qk_norm=config.qk_norm,
+            rope=rope,
             gelu=config.gelu,
             norm_epsilon=config.norm_epsilon,
             layer_scale=config.layer_scale,
@@ -380,8 +390,25 @@ def _encode(z, config: ViTConfig, policy):
             drop_path=drop_path,
             dtype=policy,
             name=f"encoder_block_{i}",
-        )(z)  # (B, T, D)
+        )(z, **scale)  # (B, T, D)
     return z
+
+
+def _rope(config: ViTConfig) -> dict[str, Any] | None:
+    """The arguments of each block's `RotaryEmbedding`, or None."""
+    if config.attention_positions not in ("rope", "rope_mixed"):
+        return None
+    return {
+        "grid": config.grid,
+        "num_prefix_tokens": config.num_prefix_tokens,
+        "learned": config.attention_positions == "rope_mixed",
+        "base": config.rope_base,
+        "coordinates": config.rope_coordinates,
+        "order": config.rope_order,
+        "pairs": config.rope_pairs,
+        "offset": config.rope_offset,
+        "reference_grid": config.rope_grid,
+    }
 
 
 def _pool(z, config: ViTConfig, policy):

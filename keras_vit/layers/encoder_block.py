@@ -34,6 +34,7 @@ class EncoderBlock(Composite):
         block_norm: "pre" or "post".
         qkv_bias: Whether query, key and value projections have a bias.
         qk_norm: Whether to normalize queries and keys.
+        rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
@@ -46,6 +47,7 @@ class EncoderBlock(Composite):
         x: Tokens, `(B, T, D)`.
         training: Whether to apply dropout.
         return_attention_scores: Whether to return the attention weights too.
+        rope_scale: The factor of a `RotaryRescale`, or None.
 
     Returns:
         `(B, T, D)`, and if requested the attention weights `(B, h, T, T)`, whose rows sum to 1.
@@ -68,6 +70,7 @@ class EncoderBlock(Composite):
         block_norm="pre",
         qkv_bias=True,
         qk_norm=False,
+        rope=None,
         gelu="exact",
         norm_epsilon=1e-6,
         layer_scale=None,
@@ -93,6 +96,7 @@ class EncoderBlock(Composite):
         self.block_norm = block_norm
         self.qkv_bias = qkv_bias
         self.qk_norm = qk_norm
+        self.rope = rope
         self.gelu = gelu
         self.norm_epsilon = norm_epsilon
         self.layer_scale = layer_scale
@@ -111,6 +115,7 @@ class EncoderBlock(Composite):
             head_dim,
             qk_norm=qk_norm,
             norm_epsilon=norm_epsilon,
+            rope=rope,
             dropout=attention_dropout,
             kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
             use_bias=qkv_bias,
@@ -158,9 +163,15 @@ class EncoderBlock(Composite):
         self.built = True
         self._restore_trainable()
 
-    def call(self, x, training=None, return_attention_scores=False):
+    def call(self, x, training=None, return_attention_scores=False, rope_scale=None):
         z = self._before(self.attention_norm, x)  # (B, T, D)
-        z = self.attention(z, z, training=training, return_attention_scores=return_attention_scores)
+        z = self.attention(
+            z,
+            z,
+            training=training,
+            return_attention_scores=return_attention_scores,
+            rope_scale=rope_scale,
+        )
         z, scores = z if return_attention_scores else (z, None)
         z = self.attention_scale(self.attention_dropout_layer(z, training=training))
         x = ops.add(x, self.attention_drop_path(z, training=training))  # Eq. 2
@@ -172,7 +183,7 @@ class EncoderBlock(Composite):
         x = self._after(self.mlp_norm, x)
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_spec(self, x, training=None, return_attention_scores=False):
+    def compute_output_spec(self, x, training=None, return_attention_scores=False, rope_scale=None):
         tokens = keras.KerasTensor(x.shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return tokens
@@ -190,6 +201,7 @@ class EncoderBlock(Composite):
             "block_norm": self.block_norm,
             "qkv_bias": self.qkv_bias,
             "qk_norm": self.qk_norm,
+            "rope": self.rope and dict(self.rope),
             "gelu": self.gelu,
             "norm_epsilon": self.norm_epsilon,
             "layer_scale": self.layer_scale,

@@ -86,7 +86,7 @@ def log_changes(source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
             target.pixel_mean,
             target.pixel_std,
         )
-    if source.grid != target.grid and target.position_embedding == "learned":
+    if source.grid != target.grid and target.position_table == "learned":
         rule = target.interpolation
         LOG.info("Position table resampled from %s to %s by %r", source.grid, target.grid, rule)
 

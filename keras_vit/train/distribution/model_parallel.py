@@ -127,7 +127,7 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     absent = ["lora_kernel"]  # adapters are optional
     if not config.qkv_bias:
         absent.append("value)/bias")
-    if config.position_embedding != "learned":
+    if config.position_table != "learned":
         absent.append("/table")
     if config.representation_size is None:
         absent.append("pre_logits")
