@@ -28,7 +28,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
       product and bias. Quantized layers, masks and cross-attention use Keras' implementation.
     - The softmax is in at least float32, and attention dropout costs nothing outside training.
     - `qk_norm` applies a LayerNorm to each head's queries and keys (arXiv 2302.05442).
-    - `output_bias` sets the bias of the output projection alone.
+    - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
+      of the keys.
     - `rope` rotates each head's queries and keys by their patch's position (`RotaryEmbedding`).
 
     Args:
@@ -38,6 +39,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         norm_epsilon: Epsilon of these LayerNorms.
         output_bias: Whether the output projection has a bias; None means `use_bias`.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
+        key_bias: Whether the key projection has a bias too, where `use_bias` is True.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
@@ -65,10 +67,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         norm_epsilon=1e-6,
         output_bias=None,
         rope=None,
+        key_bias=True,
         **kwargs,
     ):
         super().__init__(num_heads=num_heads, key_dim=key_dim, **kwargs)
         self.output_bias = output_bias
+        self.key_bias = key_bias
         self.qk_norm = qk_norm
         self.norm_epsilon = norm_epsilon
         if qk_norm:
@@ -84,6 +88,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
 
     def build(self, query_shape, value_shape, key_shape=None):
         super().build(query_shape, value_shape, key_shape)
+        if not self.key_bias and self.key_dense.bias is not None:
+            # Keras' layer has one argument for all biases.
+            self.key_dense._untrack_variable(self.key_dense.bias)
+            self.key_dense.bias = self.key_dense.bias_axes = None
         if self.qk_norm:
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
@@ -218,6 +226,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             "norm_epsilon": self.norm_epsilon,
             "output_bias": self.output_bias,
             "rope": self.rope and dict(self.rope),
+            "key_bias": self.key_bias,
         }
 
 
