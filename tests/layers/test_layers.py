@@ -12,6 +12,10 @@ def self_attention(layer, x, **kwargs):
     return layer(x, x, **kwargs)
 
 
+def rescaled(layer, x, **kwargs):
+    return x * layer(x, **kwargs)
+
+
 CASES = {
     "patches": (
         layers.Patches,
@@ -110,7 +114,7 @@ CASES = {
         layers.RotaryRescale,
         {"limit": 2.0},
         (2, 7, 20),
-        {"drops": True, "bad": [{"limit": 0.5}]},
+        {"call": rescaled, "drops": True, "bad": [{"limit": 0.5}]},
     ),
     "mlp": (
         layers.MLP,

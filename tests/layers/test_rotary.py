@@ -90,9 +90,7 @@ def test_rotary_rotates_in_every_path_of_attention():
     expected = to_numpy(layer(x, x))
     assert np.abs(to_numpy(plain(x, x)) - expected).max() > 1e-2
     everyone = np.ones((1, 7, 7), bool)
-    np.testing.assert_allclose(
-        to_numpy(layer(x, x, attention_mask=everyone)), expected, atol=1e-5
-    )
+    np.testing.assert_allclose(to_numpy(layer(x, x, attention_mask=everyone)), expected, atol=1e-5)
     found, _ = layer(x, x, return_attention_scores=True)
     np.testing.assert_allclose(to_numpy(found), expected, atol=1e-5)
     layer.query_dense.enable_lora(2)
