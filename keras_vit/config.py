@@ -15,6 +15,7 @@ ATTENTION_POSITIONS = ("rope", "rope_mixed")
 """What `position_embedding` may do in attention, alone or beside a table, as in "learned+rope"."""
 CHOICES = {
     "block_norm": ("pre", "post"),
+    "mlp": ("mlp", "swiglu"),
     "gelu": ("exact", "tanh"),
     "position_embedding": (
         *POSITION_TABLES,
@@ -85,7 +86,11 @@ class ViTConfig:
     head_dim: int | None = None
     """d, the size of a head; None means width / num_heads. `config.key_dim` is the result."""
     mlp_dim: int = 3072
-    """Hidden size of the MLP."""
+    """M, the hidden size of the MLP; of each of the two halves of a gated one."""
+    mlp: str = "mlp"
+    """"mlp", as in the paper, or "swiglu": SiLU(z W_g) * (z W_1) instead of GELU(z W_1)."""
+    mlp_inner_norm: bool = False
+    """Whether a LayerNorm is applied to the M hidden values of the MLP (EVA-02, BEiT-3)."""
     block_norm: str = "pre"
     """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z))."""
     qkv_bias: bool = True
@@ -95,7 +100,7 @@ class ViTConfig:
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
     gelu: str = "exact"
-    """"exact" (erf) or "tanh" (its approximation)."""
+    """"exact" (erf) or "tanh" (its approximation). Ignored by mlp="swiglu"."""
     norm_epsilon: float = 1e-6
     """Epsilon of every LayerNorm."""
     layer_scale: float | None = None
@@ -276,8 +281,8 @@ class ViTConfig:
             self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
-        flags = ("qkv_bias", "key_bias", "qk_norm")
-        for name in (*flags, "class_token", "patch_norm", "position_class_row"):
+        switches = ("qkv_bias", "key_bias", "qk_norm", "mlp_inner_norm", "class_token")
+        for name in (*switches, "patch_norm", "position_class_row"):
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)

@@ -24,7 +24,9 @@ class ViT(keras.Model):
     z_l = MLP(LN(z'_l)) + z'_l                    (3)
     y = LN(z_L^0)                                 (4)
 
-    Rotary positions need no E_pos: MSA rotates queries and keys by their patch's position.
+    The config varies what is in them: with `mlp="swiglu"` MLP(z) = (SiLU(z W_g) * z W_1) W_2, and
+    with `mlp_inner_norm` its W_2 reads a LayerNorm. Rotary positions need no E_pos: MSA rotates
+    queries and keys by their patch's position.
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -209,7 +211,7 @@ class ViT(keras.Model):
                 "key": [block.attention.key_dense],
                 "value": [block.attention.value_dense],
                 "attention_output": [block.attention.output_dense],
-                "mlp": [block.mlp.dense_1, block.mlp.dense_2],
+                "mlp": [*_gate(block), block.mlp.dense_1, block.mlp.dense_2],
             }
             chosen += [layer for target in targets for layer in parts[target]]
         kept = {id(layer) for layer in chosen}
@@ -383,6 +385,8 @@ def _encode(z, config: ViTConfig, policy):
             key_bias=config.key_bias,
             qk_norm=config.qk_norm,
             rope=rope,
+            mlp=config.mlp,
+            mlp_inner_norm=config.mlp_inner_norm,
             gelu=config.gelu,
             norm_epsilon=config.norm_epsilon,
             layer_scale=config.layer_scale,
@@ -460,6 +464,10 @@ def _resample(path: str, value, old: ViTConfig, new: ViTConfig):
         axis = 0 if name == "rows" else 1
         return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), preset)
     return value
+
+
+def _gate(block) -> list:
+    return [block.mlp.gate] if block.mlp.kind == "swiglu" else []
 
 
 def _sublayers(layer) -> bool:

@@ -37,6 +37,8 @@ KINDS = {
     "no_key_bias": TINY.replace(key_bias=False),
     "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
+    "swiglu": TINY.replace(mlp="swiglu", mlp_dim=22, layer_scale=0.3),
+    "mlp_inner_norm": TINY.replace(mlp_inner_norm=True),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
     "rope": TINY.replace(
@@ -76,6 +78,8 @@ COMBINATIONS = {
     "rope_rescale": ("rope", {"rope_rescale": 2.0, "pooling": None}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
     "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
+    "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
+    "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

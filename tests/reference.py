@@ -101,7 +101,14 @@ def block(config, w, z):
         return x * w.get("attention_scale/gamma", 1.0)
 
     def mlp(x):
-        x = gelu(x @ w["mlp/dense_1/kernel"] + w["mlp/dense_1/bias"], config.gelu)
+        hidden = x @ w["mlp/dense_1/kernel"] + w["mlp/dense_1/bias"]
+        if config.mlp == "swiglu":
+            gate = x @ w["mlp/gate/kernel"] + w["mlp/gate/bias"]
+            x = gate / (1 + np.exp(-gate)) * hidden
+        else:
+            x = gelu(hidden, config.gelu)
+        if config.mlp_inner_norm:
+            x = norm(x, _under(w, "mlp/inner_norm/"), eps)
         x = x @ w["mlp/dense_2/kernel"] + w["mlp/dense_2/bias"]
         return x * w.get("mlp_scale/gamma", 1.0)
 

@@ -261,8 +261,9 @@ def test_resized_refuses_wrong_sizes_and_changed_layers():
 # -- LoRA
 
 
-def test_lora_trains_only_itself_and_the_head():
-    model = tiny_model()
+@pytest.mark.parametrize(("kind", "count"), [("paper", 6), ("swiglu", 7)])
+def test_lora_trains_only_itself_and_the_head(kind, count):
+    model = tiny_model(kind)
     x, y = images(TINY, 4), np.array([0, 1, 2, 0])
     before = run(model, x)
     model.enable_lora(2, ("query", "key", "value", "attention_output", "mlp"))
@@ -270,7 +271,7 @@ def test_lora_trains_only_itself_and_the_head():
     frozen = {v.path: to_numpy(v.value) for v in model.non_trainable_weights}
     for v in model.trainable_weights:
         assert "lora" in v.path or v.path.endswith("bias") or v.path.startswith("head/"), v.path
-    assert sum("lora_kernel" in v.path for v in model.trainable_weights) == 2 * 6 * 2
+    assert sum("lora_kernel" in v.path for v in model.trainable_weights) == 2 * count * 2
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(x, y, epochs=2, verbose=0)
     for v in model.non_trainable_weights:

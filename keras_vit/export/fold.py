@@ -100,8 +100,12 @@ class Block:
     output: Product
     """(h * d, D)."""
     mlp_norm: Norm
+    mlp_gate: Product | None
+    """(D, M), or None if the MLP is not gated."""
     mlp_1: Product
     """(D, M)."""
+    mlp_inner_norm: Norm | None
+    """Between `mlp_1` and `mlp_2`."""
     mlp_2: Product
     """(M, D)."""
 
@@ -268,10 +272,13 @@ def _block(block) -> Block:
     )
     output = _dense(attention.output_dense, split=2)
     mlp_1, mlp_2 = _dense(block.mlp.dense_1), _dense(block.mlp.dense_2)
+    mlp_gate = _dense(block.mlp.gate) if block.mlp.kind == "swiglu" else None
+    mlp_inner_norm = _norm(block.mlp.norm) if block.mlp.inner_norm else None
     attention_norm, mlp_norm = _norm(block.attention_norm), _norm(block.mlp_norm)
     if block.block_norm == "pre":
         query, key, value = (_behind(attention_norm, p) for p in (query, key, value))
         mlp_1 = _behind(mlp_norm, mlp_1)
+        mlp_gate = _behind(mlp_norm, mlp_gate) if mlp_gate else None
         attention_norm, mlp_norm = _bare(attention_norm), _bare(mlp_norm)
 
     output = dataclasses.replace(output, bias=value.bias @ output.kernel + output.bias)
@@ -294,6 +301,8 @@ def _block(block) -> Block:
         query, key, query_norm, key_norm = (
             part and _halves(part, attention.key_dim) for part in (query, key, query_norm, key_norm)
         )
+    if mlp_inner_norm:
+        mlp_inner_norm, mlp_2 = _bare(mlp_inner_norm), _behind(mlp_inner_norm, mlp_2)
     if block.layer_scale is not None:
         output = _scaled(output, _array(block.attention_scale.gamma))
         mlp_2 = _scaled(mlp_2, _array(block.mlp_scale.gamma))
@@ -308,7 +317,9 @@ def _block(block) -> Block:
         rotation=rotation,
         output=output,
         mlp_norm=mlp_norm,
+        mlp_gate=mlp_gate,
         mlp_1=mlp_1,
+        mlp_inner_norm=mlp_inner_norm,
         mlp_2=mlp_2,
     )
 

@@ -63,6 +63,9 @@ class NumpyOperators:
     def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return x + y
 
+    def multiply(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return x * y
+
     def gain(self, x: np.ndarray, g: Gain) -> np.ndarray:
         return x * g.scale + g.offset
 
@@ -76,6 +79,8 @@ class NumpyOperators:
             return np.tanh(x)
         if name == "sigmoid":
             return np.exp(-np.logaddexp(0, -x))
+        if name == "silu":
+            return x * np.exp(-np.logaddexp(0, -x))
         x = x - np.logaddexp.reduce(x, axis=-1, keepdims=True)
         return x if name == "log_softmax" else np.exp(x)
 

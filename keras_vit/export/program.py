@@ -58,6 +58,9 @@ class Operators(Protocol):
     def add(self, x: Any, y: Any) -> Any:
         """`x + y`."""
 
+    def multiply(self, x: Any, y: Any) -> Any:
+        """`x * y`."""
+
     def gain(self, x: Any, g: Gain) -> Any:
         """`x * scale + offset`."""
 
@@ -65,7 +68,10 @@ class Operators(Protocol):
         """GELU; `kind` is "exact" or "tanh"."""
 
     def activate(self, x: Any, name: str) -> Any:
-        """A function by name: "tanh", "sigmoid", or over the last axis "softmax", "log_softmax"."""
+        """A function by name: "tanh", "sigmoid", "silu", "softmax" or "log_softmax".
+
+        "silu" is `x * sigmoid(x)`. The last two are over the last axis.
+        """
 
     def token(self, x: Any, index: int, tokens: int) -> Any:
         """One token of each image: from (B * tokens, D) to (B, D)."""
@@ -165,7 +171,7 @@ class Program:
 
             z = ops.norm(x, block.mlp_norm) if pre else x
             with ops.scope(f"{block.name}/mlp"):
-                z = ops.gelu(ops.product(z, block.mlp_1), self.config.gelu)  # (B * T, M)
+                z = self._hidden(z, block)  # (B * T, M)
             x = ops.add(ops.product(z, block.mlp_2), x)  # (B * T, D), Eq. 3
             return x if pre else ops.norm(x, block.mlp_norm)
 
@@ -203,6 +209,15 @@ class Program:
                 q = q if first_only else ops.rotate(q, block.rotation)
                 k = ops.rotate(k, block.rotation)
         return q, k, v
+
+    def _hidden(self, z: Any, block: Block) -> Any:
+        """The hidden values of the MLP: (B * T, D) to (B * T, M)."""
+        ops, hidden = self.ops, self.ops.product(z, block.mlp_1)
+        if block.mlp_gate:
+            hidden = ops.multiply(ops.activate(ops.product(z, block.mlp_gate), "silu"), hidden)
+        else:
+            hidden = ops.gelu(hidden, self.config.gelu)
+        return ops.norm(hidden, block.mlp_inner_norm) if block.mlp_inner_norm else hidden
 
     def _first(self, x: Any) -> Any:
         return self.ops.token(x, 0, self.config.num_tokens)

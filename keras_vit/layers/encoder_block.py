@@ -36,6 +36,8 @@ class EncoderBlock(Composite):
         key_bias: Whether the key projection has a bias too, where `qkv_bias` is True.
         qk_norm: Whether to normalize queries and keys.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
+        mlp: "mlp" or "swiglu", a gated one.
+        mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
@@ -73,6 +75,8 @@ class EncoderBlock(Composite):
         key_bias=True,
         qk_norm=False,
         rope=None,
+        mlp="mlp",
+        mlp_inner_norm=False,
         gelu="exact",
         norm_epsilon=1e-6,
         layer_scale=None,
@@ -100,6 +104,8 @@ class EncoderBlock(Composite):
         self.key_bias = key_bias
         self.qk_norm = qk_norm
         self.rope = rope
+        self.mlp_kind = mlp
+        self.mlp_inner_norm = mlp_inner_norm
         self.gelu = gelu
         self.norm_epsilon = norm_epsilon
         self.layer_scale = layer_scale
@@ -129,7 +135,17 @@ class EncoderBlock(Composite):
         )
         self.attention_dropout_layer = keras.layers.Dropout(dropout, dtype=policy, name="dropout")
         self.mlp_norm = self._norm("mlp_norm")
-        self.mlp = MLP(mlp_dim, width, gelu=gelu, dropout=dropout, dtype=policy, name="mlp")
+        self.mlp = MLP(
+            mlp_dim,
+            width,
+            kind=mlp,
+            gelu=gelu,
+            inner_norm=mlp_inner_norm,
+            norm_epsilon=norm_epsilon,
+            dropout=dropout,
+            dtype=policy,
+            name="mlp",
+        )
         self.attention_scale = self._scale("attention_scale")
         self.mlp_scale = self._scale("mlp_scale")
         # A Dropout with one mask entry per image is stochastic depth.
@@ -207,6 +223,8 @@ class EncoderBlock(Composite):
             "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
             "rope": self.rope and dict(self.rope),
+            "mlp": self.mlp_kind,
+            "mlp_inner_norm": self.mlp_inner_norm,
             "gelu": self.gelu,
             "norm_epsilon": self.norm_epsilon,
             "layer_scale": self.layer_scale,

@@ -215,6 +215,9 @@ class OnnxOperators:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return self.node("Add", x, y)
 
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.node("Mul", x, y)
+
     def gain(self, x: Tensor, g: Gain) -> Tensor:
         scale = self._weight(f"{g.name}/gamma", g.scale)
         offset = self._weight(f"{g.name}/beta", g.offset)
@@ -225,6 +228,8 @@ class OnnxOperators:
         return self.node("Gelu", x, approximate="tanh" if kind == "tanh" else "none")
 
     def activate(self, x: Tensor, name: str) -> Tensor:
+        if name == "silu":  # an operator of its own only from opset 24 on
+            return self.multiply(x, self.activate(x, "sigmoid"))
         attributes: dict[str, Any] = {"axis": -1} if "softmax" in name else {}
         return self.node(ACTIVATIONS[name], x, **attributes)
 

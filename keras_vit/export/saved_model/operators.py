@@ -152,6 +152,9 @@ class TensorFlowOperators:
     def add(self, x: Any, y: Any) -> Any:
         return x + y
 
+    def multiply(self, x: Any, y: Any) -> Any:
+        return x * y
+
     def gain(self, x: Any, g: Gain) -> Any:
         scale = self._weight(f"{g.name}/gamma", g.scale, x.dtype)
         return x * scale + self._weight(f"{g.name}/beta", g.offset, x.dtype)
@@ -160,6 +163,8 @@ class TensorFlowOperators:
         return self.tf.nn.gelu(x, approximate=kind == "tanh")
 
     def activate(self, x: Any, name: str) -> Any:
+        if name == "silu":  # that of TensorFlow brings an operator for its gradient
+            return x * self.tf.sigmoid(x)
         return getattr(self.tf.nn, name)(x)
 
     def token(self, x: Any, index: int, tokens: int) -> Any:

@@ -163,6 +163,9 @@ class TFLiteOperators:
     def add(self, x: Any, y: Any) -> Any:
         return x + y
 
+    def multiply(self, x: Any, y: Any) -> Any:
+        return x * y
+
     def gain(self, x: Any, g: Gain) -> Any:
         with self.scope(g.name):
             return x * g.scale + g.offset
@@ -175,6 +178,8 @@ class TFLiteOperators:
         return 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0).astype("float32")))
 
     def activate(self, x: Any, name: str) -> Any:
+        if name == "silu":  # that of TensorFlow brings an operator for its gradient
+            return x * self.tf.sigmoid(x)
         return getattr(self.tf.nn, name)(x)
 
     def token(self, x: Any, index: int, tokens: int) -> Any:

@@ -38,6 +38,9 @@ _RULES = {
     _BLOCK + "mlp/dense_1/kernel": ((None, MODEL), _HIDDEN),  # (D, M)
     _BLOCK + "mlp/dense_1/bias": ((MODEL,), _HIDDEN),
     _BLOCK + "mlp/dense_1/lora_kernel_b": ((None, MODEL), _HIDDEN),
+    _BLOCK + "mlp/gate/kernel": ((None, MODEL), _HIDDEN),  # (D, M)
+    _BLOCK + "mlp/gate/bias": ((MODEL,), _HIDDEN),
+    _BLOCK + "mlp/gate/lora_kernel_b": ((None, MODEL), _HIDDEN),
     _BLOCK + "mlp/dense_2/kernel": ((MODEL, None), _HIDDEN),  # (M, D)
     _BLOCK + "mlp/dense_2/lora_kernel_a": ((MODEL, None), _HIDDEN),
     "(?:.*/)?patches/projection/kernel": ((None, None, None, MODEL), "width"),  # (p, p, C, D)
@@ -127,6 +130,8 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     absent = ["lora_kernel"]  # adapters are optional
     if not config.qkv_bias:
         absent.append("value)/bias")
+    if config.mlp != "swiglu":
+        absent.append("mlp/gate")
     if config.position_table != "learned":
         absent.append("/table")
     if config.representation_size is None:

@@ -28,6 +28,7 @@ from keras_vit.weights.formats.torch_names import (
     QKV,
     TABLE,
     linear,
+    mlp,
     norm,
 )
 
@@ -48,6 +49,9 @@ NEW = {
 }
 DINO = {**OLD, "mlp": ("mlp.fc1", "mlp.fc2"), "norms": ("norm1", "norm2")}
 NEW_DINO = {**NEW, "layers": "encoder.layer", "norms": ("norm1", "norm2")}
+GATED_DINO = {**DINO, "mlp": ("mlp.weights_in", "mlp.weights_out")}  # gate and gated in one
+NEW_GATED_DINO = {**NEW_DINO, "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
+SPELLINGS = (OLD, NEW, DINO, NEW_DINO, GATED_DINO, NEW_GATED_DINO)
 SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")
 
 
@@ -55,8 +59,12 @@ def read_huggingface(header: Header) -> Reading:
     """The config: from shapes, then from `config.json`."""
     width, channels, ph, pw = header.shape("embeddings.patch_embeddings.projection.weight", 4)
     stated = huggingface_config.stated_fields(header.config, header.pixels, channels)
-    assumed = tuple(sorted(header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)))
-    names = next((n for n in (OLD, NEW, DINO, NEW_DINO) if _has_names(header, n)), OLD)
+    names = next((n for n in SPELLINGS if _has_names(header, n)), OLD)
+    gated = names in (GATED_DINO, NEW_GATED_DINO)
+    unstated = ("num_heads", "norm_epsilon", *(() if gated else ("gelu",)))
+    assumed = tuple(sorted(header.unstated(unstated, stated)))
+    if gated:
+        stated.pop("gelu", None)
     teacher = header.has(r"(cls|distillation)_classifier\.")
     if teacher:
         header.require_new_head("two class tokens with a head each (DeiT distilled)")
@@ -87,7 +95,8 @@ def read_huggingface(header: Header) -> Reading:
         "depth": header.count(rf"{names['layers']}\.(\d+)\."),
         "num_heads": heads,
         "head_dim": None if inner == width else inner // heads,
-        "mlp_dim": header.shape(f"{block}.{names['mlp'][0]}.weight", 2)[0],
+        "mlp_dim": header.shape(f"{block}.{names['mlp'][-1]}.weight", 2)[1],
+        "mlp": "swiglu" if gated else "mlp",
         "norm_epsilon": 1e-6 if scaled else 1e-12,
         "gelu": "exact",
         "qkv_bias": f"{block}.{query}.bias" in header.shapes,
@@ -164,8 +173,7 @@ def _block(config, names, theirs, ours) -> Iterator[Pair]:
             yield Pair(f"{source}.bias", (f"{ours}/attention/{name}/bias",), HEADS_BIAS)
     yield from linear(f"{theirs}.{names['out']}", f"{ours}/attention/attention_output", FROM_HEADS)
     yield from norm(f"{theirs}.{names['norms'][1]}", f"{ours}/mlp_norm")
-    for number, name in enumerate(names["mlp"], 1):
-        yield from linear(f"{theirs}.{name}", f"{ours}/mlp/dense_{number}")
+    yield from mlp(theirs, f"{ours}/mlp", names["mlp"], config.mlp == "swiglu")
     if config.layer_scale is not None:
         for scale, branch in zip(SCALES, ("attention", "mlp"), strict=True):
             yield Pair(f"{theirs}.{scale}", (f"{ours}/{branch}_scale/gamma",))
@@ -189,7 +197,6 @@ HUGGINGFACE = Format(
         r"(cls_|distillation_)classifier\.": "heads of distillation, replaced as requested",
     },
     refused={
-        r"(encoder\.layer|layers)\.0\.mlp\.(weights_in|gate_proj)": "a gated MLP (SwiGLU)",
         r"encoder\.layer\.0\.attention\.attention\.relative_position": "relative positions (BEiT)",
         r"embeddings\.(text|token)_embed": "a text model",
     },

@@ -235,6 +235,8 @@ PLAIN: dict[str, tuple] = {
     "qkv_bias": (True,),
     "key_bias": (True,),
     "qk_norm": (False,),
+    "mlp": ("mlp",),
+    "mlp_inner_norm": (False,),
     "layer_scale": (None,),
     "num_registers": (0,),
     "patch_norm": (False,),

@@ -28,11 +28,14 @@ from keras_vit.weights.formats.torch_names import (
     IMAGENET_PIXELS,
     TABLE,
     linear,
+    mlp,
     norm,
     qkv,
 )
 
-NAMES = {"registers": "reg_token", "scales": ("ls1.gamma", "ls2.gamma")}
+# Names of an MLP's Linears: timm's, raw DINOv2's, and with a gate apart timm's and raw EVA's.
+MLPS = (("fc1", "fc2"), ("w12", "w3"), ("fc1_g", "fc1_x", "fc2"), ("w1", "w2", "w3"))
+NAMES = {"registers": "reg_token", "scales": ("ls1.gamma", "ls2.gamma"), "mlp": MLPS[0]}
 RAW_DEIT3 = {**NAMES, "scales": ("gamma_1", "gamma_2")}
 RAW_DINOV2 = {**NAMES, "registers": "register_tokens"}
 DISTILLED = {**NAMES, "registers": "dist_token"}
@@ -45,7 +48,6 @@ DROPPED = {
 }
 REFUSED = {
     r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
-    r"blocks\.0\.mlp\.(w12|fc1_g|gate)": "a gated MLP (SwiGLU)",
     r"blocks\.0\.0\.": "blocks in chunks (save it without block chunks)",
     r"patch_embed\.(backbone|conv1)": "a stem of several convolutions",
     r"(rope|rope_embed)\.|storage_tokens$|blocks\.0\.attn\.rope\.": "rotary positions (RoPE)",
@@ -60,9 +62,11 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     # Also the positions: beside a table there may be rotary ones, which have no arrays.
     unstated = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
     assumed = set() if "architecture" in header.config else header.unstated(unstated, stated)
-    if header.has("dist_token$"):
+    names = {**names, "mlp": _mlp_names(header)}
+    distilled = header.has("dist_token$")
+    if distilled:
         header.require_new_head("two class tokens with a head each (DeiT distilled)")
-        names = DISTILLED
+        names = {**names, "registers": DISTILLED["registers"]}
     pooled = header.has(r"attn_pool\.") or stated.get("pooling") == "map"
     if pooled:
         header.require_new_head("attention pooling", pooling=True)
@@ -74,13 +78,12 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         _check_no_positions(header, stated)
     size, row, fold = _table(header, rows, (ph, pw), int(token), registers, stated)
     qkv_rows = header.shape("blocks.0.attn.qkv.weight", 2)[0]
-    hidden = header.shape("blocks.0.mlp.fc1.weight", 2)[0]
-    if header.shape("blocks.0.mlp.fc2.weight", 2)[1] != hidden:
-        raise ValueError(
-            "source must have a plain MLP, not a gated one. Received: "
-            f"blocks.0.mlp.fc1.weight with {hidden} rows for blocks.0.mlp.fc2.weight with "
-            f"{header.shape('blocks.0.mlp.fc2.weight', 2)[1]} columns"
-        )
+    hidden, gated = _mlp(header, names["mlp"])
+    if gated:
+        stated.pop("gelu", None)
+        assumed -= {"gelu"}
+        if "architecture" not in header.config and names["mlp"] == ("fc1", "fc2"):
+            assumed |= {"mlp"}  # these names say nothing of what the gate computes
     if per_head := header.shapes.get("blocks.0.attn.q_norm.weight"):
         stated["num_heads"] = qkv_rows // (3 * max(per_head[0], 1))
         assumed -= {"num_heads"}
@@ -96,6 +99,8 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "num_heads": heads,
         "head_dim": None if qkv_rows == 3 * width else qkv_rows // (3 * heads),
         "mlp_dim": hidden,
+        "mlp": "swiglu" if gated else "mlp",
+        "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
         "norm_epsilon": 1e-6,
         "gelu": "exact",
         "qkv_bias": "blocks.0.attn.qkv.bias" in header.shapes,
@@ -120,7 +125,25 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
             del stated[name]
     if averaged:
         assumed -= {"pooling"}
-    return Reading(fields | stated, style, pooled or names is DISTILLED, tuple(sorted(assumed)))
+    return Reading(fields | stated, style, pooled or distilled, tuple(sorted(assumed)))
+
+
+def _mlp_names(header: Header) -> tuple[str, ...]:
+    has = (m for m in MLPS if all(f"blocks.0.mlp.{name}.weight" in header.shapes for name in m))
+    return next(has, MLPS[0])
+
+
+def _mlp(header: Header, names: tuple[str, ...]) -> tuple[int, bool]:
+    """The hidden size of the MLP, and whether it is gated."""
+    first, last = (f"blocks.0.mlp.{name}.weight" for name in (names[0], names[-1]))
+    rows, columns = header.shape(first, 2)[0], header.shape(last, 2)[1]
+    packed = len(names) == 2 and rows == 2 * columns
+    if rows != columns and not packed:
+        raise ValueError(
+            "source must have an MLP whose hidden values are all read, or a gated one of twice as "
+            f"many. Received: {first} with {rows} rows for {last} with {columns} columns"
+        )
+    return columns, packed or len(names) == 3
 
 
 def _table(header, rows, patch, token, registers, stated):
@@ -177,7 +200,7 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
         if config.position_embedding == "learned":
             yield Pair("pos_embed", ("position_embedding/table",), TABLE)
     for i in range(config.depth):
-        yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names["scales"])
+        yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
     if config.final_norm != "none":
         after = config.final_norm == "after_pooling"
         yield from norm("fc_norm" if after else "norm", "encoder_norm")
@@ -187,7 +210,7 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
         yield from linear("head", "head")
 
 
-def _block(config, theirs, ours, scales) -> Iterator[Pair]:
+def _block(config, theirs, ours, names) -> Iterator[Pair]:
     yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm")
     bias = f"{theirs}.attn.qkv.bias" if config.qkv_bias else None
     yield from qkv(f"{theirs}.attn.qkv.weight", bias, f"{ours}/attention")
@@ -196,10 +219,12 @@ def _block(config, theirs, ours, scales) -> Iterator[Pair]:
         yield from norm(f"{theirs}.attn.k_norm", f"{ours}/attention/key_norm")
     yield from linear(f"{theirs}.attn.proj", f"{ours}/attention/attention_output", FROM_HEADS)
     yield from norm(f"{theirs}.norm2", f"{ours}/mlp_norm")
-    yield from linear(f"{theirs}.mlp.fc1", f"{ours}/mlp/dense_1")
-    yield from linear(f"{theirs}.mlp.fc2", f"{ours}/mlp/dense_2")
+    gated = config.mlp == "swiglu"
+    yield from mlp(f"{theirs}.mlp", f"{ours}/mlp", names["mlp"], gated)
+    if config.mlp_inner_norm:
+        yield from norm(f"{theirs}.mlp.norm", f"{ours}/mlp/inner_norm")
     if config.layer_scale is not None:
-        for theirs_scale, branch in zip(scales, ("attention", "mlp"), strict=True):
+        for theirs_scale, branch in zip(names["scales"], ("attention", "mlp"), strict=True):
             yield Pair(f"{theirs}.{theirs_scale}", (f"{ours}/{branch}_scale/gamma",))
 
 

@@ -27,6 +27,7 @@ ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
+GATED = "vit_giant_patch14_dinov2"  # the class of the MLP is no argument that JSON can hold
 
 
 @functools.cache
@@ -136,7 +137,9 @@ def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
 
 def config_json(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` from which `timm.create_model("local-dir:...")` builds this model."""
+    gated = config.mlp == "swiglu"
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
+    name = name if name in architectures() else BASE
     pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
@@ -145,7 +148,8 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        "mlp_ratio": _ratio(config.mlp_dim, config.width),
+        "mlp_ratio": _ratio(config.mlp_dim * (2 if gated else 1), config.width),
+        "scale_mlp_norm": config.mlp_inner_norm,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "init_values": config.layer_scale,
@@ -157,11 +161,11 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "pool_include_prefix": config.pooling == "mean_all",
         "final_norm": config.final_norm != "none",
         "fc_norm": config.final_norm == "after_pooling",
-        "act_layer": ACTS[config.gelu],
+        **({} if gated else {"act_layer": ACTS[config.gelu]}),
     }
     labels = {} if config.labels is None else {"label_names": list(config.labels)}
     return {
-        "architecture": name if name in architectures() else BASE,
+        "architecture": GATED if gated else name,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pool,

@@ -1,6 +1,6 @@
 """Layouts and names that all PyTorch models share: (out, in) matrices and OIHW kernels."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import Pair
@@ -26,6 +26,25 @@ def linear(theirs: str, ours: str, layout: Layout = MATRIX) -> Iterator[Pair]:
     """The rows of a Linear or a convolution with bias."""
     yield Pair(f"{theirs}.weight", (f"{ours}/kernel",), layout)
     yield Pair(f"{theirs}.bias", (f"{ours}/bias",))
+
+
+def mlp(theirs: str, ours: str, names: Sequence[str], gated: bool) -> Iterator[Pair]:
+    """The rows of an MLP's Linears, whose last name is that of the second.
+
+    A gated one has two before it, of the gate and of what it gates, or one that holds both in this
+    order.
+    """
+    *first, last = names
+    parts = ("gate", "dense_1") if gated else ("dense_1",)
+    if len(first) == len(parts):
+        for name, part in zip(first, parts, strict=True):
+            yield from linear(f"{theirs}.{name}", f"{ours}/{part}")
+    else:
+        (name,) = first
+        kernels, biases = (tuple(f"{ours}/{p}/{w}" for p in parts) for w in ("kernel", "bias"))
+        yield Pair(f"{theirs}.{name}.weight", kernels, MATRIX)
+        yield Pair(f"{theirs}.{name}.bias", biases)
+    yield from linear(f"{theirs}.{last}", f"{ours}/dense_2")
 
 
 def qkv(weight: str, bias: str | None, ours: str) -> Iterator[Pair]:

@@ -49,9 +49,10 @@ def derive(name: str, file: str) -> dict:
     pooling = POOLINGS[module.global_pool]
     if pooling == "mean" and module.pool_include_prefix:
         pooling = "mean_all"
+    gelu = type(block.mlp.act).__name__
     return {
         "num_heads": block.attn.num_heads,
-        "gelu": GELUS[type(block.mlp.act).__name__],
+        **({} if gelu == "SiLU" else {"gelu": GELUS[gelu]}),  # a gated MLP has none
         "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
     }
@@ -78,15 +79,20 @@ def unlike(module, file: str) -> str:
         ("another patch embedding", module.patch_embed, "PatchEmbed"),
         ("another normalization", block.norm1, "LayerNorm"),
         ("another attention", block.attn, "Attention"),
-        ("another MLP", block.mlp, "Mlp"),
+        ("another MLP", block.mlp, "GluMlp" if _is_swiglu(block.mlp) else "Mlp"),
         ("a LayerNorm in its attention", block.attn.norm, "Identity"),
-        ("a LayerNorm in its MLP", block.mlp.norm, "Identity"),
     ):
         if type(part).__name__ != plain:
             return f"{what} ({type(part).__name__})" if "another" in what else what
     if type(block.mlp.act).__name__ == "QuickGELU":
         return "QuickGELU"
     return ""
+
+
+def _is_swiglu(mlp) -> bool:
+    """Whether an MLP with its gate and what it gates in one Linear is SiLU(gate) * gated."""
+    plain = type(getattr(mlp, "act", None)).__name__ == "SiLU"
+    return type(mlp).__name__ == "GluMlp" and plain and not mlp.gate_last
 
 
 def write(stream) -> None:

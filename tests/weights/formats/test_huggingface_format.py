@@ -26,6 +26,8 @@ KINDS = {
     "DeiTModel": {},
     "Dinov2Model": {},
     "Dinov2WithRegistersModel": {},
+    "Dinov2Model, swiglu": {"use_swiglu_ffn": True, "mlp_ratio": 2},
+    "Dinov2WithRegistersModel, swiglu": {"use_swiglu_ffn": True, "mlp_ratio": 2},
 }
 
 
@@ -42,10 +44,12 @@ def test_huggingface_logits_equal_source(tmp_path, kind):
     assert_same_logits(folder, source, wrong={"norm_epsilon": 0.1})
 
 
-@pytest.mark.parametrize("kind", ["ViTForImageClassification", "Dinov2Model"])
+@pytest.mark.parametrize(
+    "kind", ["ViTForImageClassification", "Dinov2Model", "Dinov2Model, swiglu"]
+)
 @pytest.mark.parametrize("prefix", ["", "encoder_q."])
 def test_huggingface_names_in_memory_are_read(tmp_path, kind, prefix):
-    source, folder = saved(tmp_path, kind)
+    source, folder = saved(tmp_path, kind, **KINDS[kind])
     config = json.loads((folder / "config.json").read_text())
     arrays = {prefix + name: array for name, array in sources.state(source).items()}
     other = sources.save(tmp_path / "new", arrays, config)

@@ -30,6 +30,11 @@ KINDS = {
     "no last norm": {"final_norm": False},
     "no head": {"num_classes": 0},
     "one channel": {"in_chans": 1},
+    "inner norm of the mlp": {"scale_mlp_norm": True},
+}
+SWIGLU = {  # timm's own arguments, none of which JSON can hold
+    "swiglu": {"mlp_ratio": 2.8, "init_values": 0.1},
+    "swiglu with inner norm": {"mlp_ratio": 2.8, "scale_mlp_norm": True},
 }
 # What a state dict alone does not state.
 UNSTATED = {
@@ -52,6 +57,61 @@ def test_timm_logits_equal_source(tmp_path, kind):
     fields = {"num_heads": 5, **UNSTATED.get(kind, {})}
     path = bare(tmp_path, sources.state(source))
     assert_same_logits(path, source, wrong={"norm_epsilon": 0.1}, **fields)
+
+
+def swiglu_vit(**fields):
+    import torch
+    from timm.layers import SwiGLUPacked
+
+    return sources.timm_vit(mlp_layer=SwiGLUPacked, act_layer=torch.nn.SiLU, **fields)
+
+
+@pytest.mark.parametrize("kind", SWIGLU)
+def test_timm_swiglu_equals_source_and_is_written_back(tmp_path, kind):
+    import timm
+
+    source = swiglu_vit(**SWIGLU[kind])
+    arrays = sources.state(source)
+    path = bare(tmp_path, arrays)
+    assert inspect(path, num_heads=5).assumed["mlp"] == "swiglu"  # only its shapes tell
+    model = assert_same_logits(path, source, num_heads=5)
+    assert (model.config.mlp, model.config.mlp_dim) == ("swiglu", 28)
+    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    sources.assert_same_file(folder / "model.safetensors", arrays)
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert torch_logits(again, images()).tobytes() == torch_logits(source, images()).tobytes()
+    assert inspect(folder).assumed == {} and inspect(folder).config.mlp == "swiglu"
+    # Negative control: what is gated taken for the gate.
+    fc1 = arrays["blocks.0.mlp.fc1.weight"]
+    swapped = {**arrays, "blocks.0.mlp.fc1.weight": np.concatenate([fc1[28:], fc1[:28]])}
+    wrong = keras_vit.from_pretrained(bare(tmp_path, swapped, "wrong.safetensors"), num_heads=5)
+    assert np.abs(logits(wrong, images()) - torch_logits(source, images())).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "names", [("mlp.w12", "mlp.w3"), ("mlp.fc1_g", "mlp.fc1_x", "mlp.fc2")], ids=["raw", "apart"]
+)
+def test_timm_swiglu_under_other_names(tmp_path, names):
+    """Raw DINOv2's, and those of timm's models with the gate in a Linear of its own."""
+    source = swiglu_vit(mlp_ratio=2.8, num_classes=0)
+    arrays = {"mask_token": np.zeros((1, 20), "float32")} if "mlp.w3" in names else {}
+    for name, array in sources.state(source).items():
+        name = name.replace("mlp.fc2", names[-1])
+        parts = np.split(array, len(names) - 1) if "mlp.fc1" in name else [array]
+        for part, new in zip(parts, names, strict=False):
+            arrays[name.replace("mlp.fc1", new)] = part
+    path = bare(tmp_path, arrays)
+    assert_same_logits(path, source, num_heads=5)
+    assert not {"gelu", "mlp"} & set(inspect(path, num_heads=5).assumed)
+
+
+@pytest.mark.backend_free
+def test_timm_mlp_of_which_half_is_not_read_is_refused(tmp_path):
+    arrays = sources.state(swiglu_vit(mlp_ratio=2.8))
+    for i in range(2):
+        arrays[f"blocks.{i}.mlp.fc2.weight"] = arrays[f"blocks.{i}.mlp.fc2.weight"][:, :20]
+    with pytest.raises(ValueError, match="source must have an MLP whose hidden values are all"):
+        inspect(bare(tmp_path, arrays), num_heads=5)
 
 
 @pytest.mark.parametrize("kind", STATED)
