@@ -9,11 +9,23 @@ from typing import Any
 from keras_vit.resample import PRESETS
 
 RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
+POSITION_TABLES = ("learned", "learned_2d", "sincos_2d")
+"""What `position_embedding` may add to the tokens."""
+ATTENTION_POSITIONS = ("rope", "rope_mixed")
+"""What `position_embedding` may do in attention, alone or beside a table, as in "learned+rope"."""
 CHOICES = {
     "block_norm": ("pre", "post"),
     "mlp": ("mlp", "swiglu"),
     "gelu": ("exact", "tanh"),
-    "position_embedding": ("learned", "learned_2d", "sincos_2d", "none"),
+    "position_embedding": (
+        *POSITION_TABLES,
+        "none",
+        *ATTENTION_POSITIONS,
+        *(f"{table}+{word}" for table in POSITION_TABLES for word in ATTENTION_POSITIONS),
+    ),
+    "rope_coordinates": ("centered", "index"),
+    "rope_order": ("rows_first", "columns_first"),
+    "rope_pairs": ("halves", "neighbors"),
     "interpolation": tuple(PRESETS),
     "pooling": ("token", "mean", "mean_all", "map", "map_all", None),
     "final_norm": ("before_pooling", "after_pooling", "none"),
@@ -33,7 +45,7 @@ MAX_CLASSES = 1 << 24
 MAX_PATCHES = 1 << 20
 """Most patches: 16,384 x 16,384 pixels in patches of 16."""
 MAX_FIXED_TABLE = 1 << 28
-"""Most numbers in the "sincos_2d" table, which is computed and so not bounded by a file's size."""
+"""Most numbers in a computed table ("sincos_2d", "rope"), which no file's size bounds."""
 FLAGS = (
     "ignore_remainder",
     "qkv_bias",
@@ -116,11 +128,30 @@ class ViTConfig:
     patch_norm: bool = False
     """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch)."""
     position_embedding: str = "learned"
-    """"learned" (one row per position), "learned_2d" (rows + columns), "sincos_2d" or "none"."""
+    """A table added to the tokens: "learned" (one row per position), "learned_2d" (rows + columns),
+    "sincos_2d" or "none"; or what rotates queries and keys: "rope" (fixed frequencies),
+    "rope_mixed" (learned by each block and head); or both, such as "learned+rope"."""
     position_class_row: bool = True
     """Whether a learned table has a row for the class token. Ignored without a class token."""
     interpolation: str = "google"
     """How `resized` resamples the table: a name in `keras_vit.resample.PRESETS`."""
+    rope_base: float = 100.0
+    """Rotary positions: quotient of the highest and the lowest frequency; the initial one of
+    "rope_mixed"."""
+    rope_coordinates: str = "centered"
+    """"centered": patch centers in [-1, 1], times 2 pi (DINOv3); "index": 0, 1, 2, ..."""
+    rope_order: str = "rows_first"
+    """Which coordinate has the first frequencies: "rows_first" or "columns_first"."""
+    rope_pairs: str = "halves"
+    """What is rotated together: "halves" (i and i + d/2) or "neighbors" (2i and 2i + 1)."""
+    rope_offset: float = 0.0
+    """Added to the number of each row and column."""
+    rope_grid: Any = None
+    """Rows and columns onto which "index" coordinates are scaled at any resolution (EVA-02), or
+    None."""
+    rope_rescale: float | None = None
+    """In training, all coordinates are multiplied by a log-uniform factor in [1 / r, r]; None means
+    they are not."""
 
     # -- the output
     pooling: str | None = "token"
@@ -170,6 +201,8 @@ class ViTConfig:
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size"):
             object.__setattr__(self, name, _pair(name, getattr(self, name)))
+        if self.rope_grid is not None:
+            object.__setattr__(self, "rope_grid", _pair("rope_grid", self.rope_grid))
         for name in ("pixel_mean", "pixel_std", "labels"):  # JSON has no tuples
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -208,9 +241,21 @@ class ViTConfig:
         return self.num_prefix_tokens + self.num_patches
 
     @property
+    def position_table(self) -> str | None:
+        """The table in `position_embedding`: "learned", "learned_2d", "sincos_2d" or None."""
+        word = self.position_embedding.split("+")[0]
+        return word if word in POSITION_TABLES else None
+
+    @property
+    def attention_positions(self) -> str | None:
+        """What `position_embedding` does in attention: "rope", "rope_mixed" or None."""
+        word = self.position_embedding.split("+")[-1]
+        return word if word in ATTENTION_POSITIONS else None
+
+    @property
     def class_row(self) -> bool:
         """Whether the position table has a row for the class token."""
-        learned = self.position_embedding in ("learned", "learned_2d")
+        learned = self.position_table in ("learned", "learned_2d")
         return self.class_token and self.position_class_row and learned
 
     @property
@@ -279,7 +324,9 @@ class ViTConfig:
     def _check_tokens(self) -> None:
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
         count, kind = self.num_patches, self.position_embedding
-        fixed = count * self.width if kind == "sincos_2d" else 0
+        rotary = self.attention_positions in ("rope", "rope_mixed")
+        fixed = count * self.width if self.position_table == "sincos_2d" else 0
+        angles = count * self.key_dim if rotary else 0
         for holds, rule in (
             (
                 self.ignore_remainder or (height % patch_height == 0 and width % patch_width == 0),
@@ -294,13 +341,36 @@ class ViTConfig:
             (
                 fixed <= MAX_FIXED_TABLE,
                 f"have at most {MAX_FIXED_TABLE} / width={self.width} patches for "
-                "position_embedding='sincos_2d'",
+                f"position_embedding={kind!r}",
+            ),
+            (
+                angles <= MAX_FIXED_TABLE,
+                f"have at most {MAX_FIXED_TABLE} / head_dim={self.key_dim} patches for "
+                f"position_embedding={kind!r}",
             ),
         ):
             _require(holds, "image_size", rule, self.image_size)
-        divisor = {"learned_2d": 2, "sincos_2d": 4}.get(kind, 1)
+        divisor = {"learned_2d": 2, "sincos_2d": 4}.get(self.position_table, 1)
         rule = f"be a multiple of {divisor} for position_embedding={kind!r}"
         self._check("width", rule, lambda v: v % divisor == 0)
+        self._check_rotary(rotary)
+
+    def _check_rotary(self, rotary: bool) -> None:
+        kind = f"position_embedding={self.position_embedding!r}"
+        if rotary:
+            _require(
+                self.key_dim % 4 == 0, "head_dim", f"be a multiple of 4 for {kind}", self.key_dim
+            )
+            rule = f"be 0 for {kind}, which must know each patch's place"
+            self._check("patch_dropout", rule, lambda v: v == 0)
+        self._check("rope_base", "be a number of at least 1", lambda v: _is_number(v) and v >= 1)
+        rule = f"be a number in [-{MAX_SIZE}, {MAX_SIZE}]"
+        self._check("rope_offset", rule, lambda v: _is_number(v) and abs(v) <= MAX_SIZE)
+        rule = "be None for rope_coordinates='centered', which do not depend on a grid"
+        centered = rotary and self.rope_coordinates == "centered"
+        self._check("rope_grid", rule, lambda v: v is None or not centered)
+        rule = "be None or a number of at least 1"
+        self._check("rope_rescale", rule, lambda v: v is None or (_is_number(v) and v >= 1))
 
     def _check_output(self) -> None:
         rule = "be 'mean', 'mean_all', 'map', 'map_all' or None where class_token=False"

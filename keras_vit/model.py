@@ -25,7 +25,8 @@ class ViT(keras.Model):
     y = LN(z_L^0)                                 (4)
 
     The config varies what is in them: with `mlp="swiglu"` MLP(z) = (SiLU(z W_g) * z W_1) W_2, and
-    with `mlp_inner_norm` its W_2 reads a LayerNorm.
+    with `mlp_inner_norm` its W_2 reads a LayerNorm. Rotary positions need no E_pos: MSA rotates
+    queries and keys by their patch's position.
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -292,8 +293,10 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     (768, 1000)
     """
     fields: dict[str, Any] = {"depth": 1, "labels": None}
-    if config.position_embedding == "sincos_2d":  # has no weights, and a table of any size
-        fields["position_embedding"] = "none"
+    if config.position_embedding != "none":
+        # "sincos_2d" and "rope" have no weights, and a table of any size.
+        words = set(config.position_embedding.split("+")) - {"sincos_2d", "rope"}
+        fields["position_embedding"] = "+".join(sorted(words)) or "none"
     with deferred():
         model = ViT(config.replace(**fields))
     shapes = {weight.path: tuple(weight.shape) for weight in model.weights}
@@ -364,10 +367,10 @@ def _embed(images, config: ViTConfig, policy):
     class_token = layers.ClassToken(dtype=policy, name="class_token")
     if config.class_row:
         z = class_token(z)  # (B, 1 + N, D)
-    if config.position_embedding != "none":
+    if config.position_table:
         z = layers.PositionEmbedding(
             config.grid,
-            kind=config.position_embedding,
+            kind=config.position_table,
             class_row=config.class_row,
             dtype=policy,
             name="position_embedding",
@@ -398,6 +401,11 @@ def _embed(images, config: ViTConfig, policy):
 def _encode(z, config: ViTConfig, policy):
     """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly."""
     rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
+    rope = _rope(config)
+    scale: dict[str, Any] = {}
+    if rope and config.rope_rescale:
+        rescale = layers.RotaryRescale(config.rope_rescale, dtype=policy, name="rope_rescale")
+        scale["rope_scale"] = rescale(z)
     for i, drop_path in enumerate(rates):
         z = layers.EncoderBlock(
             config.width,
@@ -408,6 +416,7 @@ def _encode(z, config: ViTConfig, policy):
             qkv_bias=config.qkv_bias,
             key_bias=config.key_bias,
             qk_norm=config.qk_norm,
+            rope=rope,
             mlp=config.mlp,
             mlp_inner_norm=config.mlp_inner_norm,
             gelu=config.gelu,
@@ -418,8 +427,25 @@ def _encode(z, config: ViTConfig, policy):
             drop_path=drop_path,
             dtype=policy,
             name=f"encoder_block_{i}",
-        )(z)  # (B, T, D)
+        )(z, **scale)  # (B, T, D)
     return z
+
+
+def _rope(config: ViTConfig) -> dict[str, Any] | None:
+    """The arguments of each block's `RotaryEmbedding`, or None."""
+    if config.attention_positions not in ("rope", "rope_mixed"):
+        return None
+    return {
+        "grid": config.grid,
+        "num_prefix_tokens": config.num_prefix_tokens,
+        "learned": config.attention_positions == "rope_mixed",
+        "base": config.rope_base,
+        "coordinates": config.rope_coordinates,
+        "order": config.rope_order,
+        "pairs": config.rope_pairs,
+        "offset": config.rope_offset,
+        "reference_grid": config.rope_grid,
+    }
 
 
 def _pool(z, config: ViTConfig, policy):
@@ -470,6 +496,10 @@ def _head(y, config: ViTConfig, policy):
         dtype=policy if quantized else exact,
         name="head",
     )(y)  # (B, K)
+
+
+def _gate(block) -> list:
+    return [block.mlp.gate] if block.mlp.kind == "swiglu" else []
 
 
 def _gate(block) -> list:

@@ -48,6 +48,26 @@ KINDS = {
     "mlp_inner_norm": TINY.replace(mlp_inner_norm=True),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
+    "rope": TINY.replace(
+        position_embedding="rope", num_registers=1, layer_scale=0.3, norm_epsilon=1e-5, head_dim=8
+    ),
+    "learned_rope": TINY.replace(
+        position_embedding="learned+rope",
+        rope_base=50.0,
+        rope_coordinates="index",
+        rope_pairs="neighbors",
+        rope_grid=(2, 4),
+        pooling="mean",
+        head_dim=8,
+    ),
+    "rope_mixed": TINY.replace(
+        position_embedding="rope_mixed",
+        rope_base=10.0,
+        rope_coordinates="index",
+        rope_order="columns_first",
+        rope_pairs="neighbors",
+        head_dim=8,
+    ),
 }
 
 # Combinations that no kind above has: a kind, and what is changed in it.
@@ -61,6 +81,8 @@ COMBINATIONS = {
     "nothing_in_front": ("no_class_token", {"position_embedding": "none"}),
     "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
     "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
+    "rope_qk_norm": ("learned_rope", {"qk_norm": True, "rope_offset": 1.0}),
+    "rope_rescale": ("rope", {"rope_rescale": 2.0, "pooling": None}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
     "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
     "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),

@@ -75,15 +75,15 @@ def embed(config, w, images):
 
 def positions(config, w):
     gh, gw = config.grid
-    if config.position_embedding == "learned":
+    if config.position_table == "learned":
         return w["position_embedding/table"]
-    if config.position_embedding == "learned_2d":
+    if config.position_table == "learned_2d":
         rows, columns = w["position_embedding/rows"], w["position_embedding/columns"]
         table = [np.concatenate([rows[r], columns[c]]) for r in range(gh) for c in range(gw)]
         if config.class_row:
             table.insert(0, w["position_embedding/class_row"][0])
         return np.stack(table)
-    if config.position_embedding == "sincos_2d":
+    if config.position_table == "sincos_2d":
         quarter = config.width // 4
         table = np.zeros((gh * gw, config.width))
         for r in range(gh):
@@ -134,6 +134,9 @@ def attention(config, w, z):
         if config.qk_norm:
             q = norm(q, _under(w, "query_norm/"), config.norm_epsilon)
             k = norm(k, _under(w, "key_norm/"), config.norm_epsilon)
+        if config.attention_positions in ("rope", "rope_mixed"):
+            frequencies = w["rotary/frequencies"][:, h] if "rotary/frequencies" in w else None
+            q, k = rotated(config, q, frequencies), rotated(config, k, frequencies)
         a = softmax(q @ k.transpose(0, 2, 1) / np.sqrt(config.key_dim))  # Eq. 6
         heads.append(a @ v)  # Eq. 7
     joined = np.concatenate(heads, axis=-1)
@@ -156,6 +159,31 @@ def attention_pooling(config, w, x):
     y = norm(z, _under(w, "norm/"), config.norm_epsilon)
     y = gelu(y @ w["mlp/dense_1/kernel"] + w["mlp/dense_1/bias"], config.gelu)
     return z + y @ w["mlp/dense_2/kernel"] + w["mlp/dense_2/bias"]
+
+
+def rotated(config, x, frequencies):
+    """Each patch's pairs of numbers as complex numbers, turned by the angles of its position."""
+    x, size = x.copy(), config.key_dim
+    for n in range(config.num_patches):
+        place = divmod(n, config.grid[1])
+        where = []
+        for axis in (0, 1) if config.rope_order == "rows_first" else (1, 0):
+            number, count = place[axis] + config.rope_offset, config.grid[axis]
+            if config.rope_coordinates == "centered":
+                where.append(2 * np.pi * ((number + 0.5) / count * 2 - 1))
+            else:
+                where.append(number / count * (config.rope_grid or config.grid)[axis])
+        for i in range(size // 2):
+            if frequencies is not None:
+                angle = where[0] * frequencies[0, i] + where[1] * frequencies[1, i]
+            else:
+                axis, j = divmod(i, size // 4)
+                angle = where[axis] / config.rope_base ** (j / (size // 4))
+            a, b = (i, i + size // 2) if config.rope_pairs == "halves" else (2 * i, 2 * i + 1)
+            token = config.num_prefix_tokens + n
+            turned = (x[:, token, a] + 1j * x[:, token, b]) * np.exp(1j * angle)
+            x[:, token, a], x[:, token, b] = turned.real, turned.imag
+    return x
 
 
 def norm(x, w, eps):

@@ -18,6 +18,20 @@ def test_config_defaults_are_vit_b16():
     assert config.key_dim == 64 and config.class_row
 
 
+def test_config_names_the_parts_of_its_positions():
+    parts = {
+        "learned": ("learned", None),
+        "none": (None, None),
+        "rope": (None, "rope"),
+        "learned+rope": ("learned", "rope"),
+        "sincos_2d+rope_mixed": ("sincos_2d", "rope_mixed"),
+    }
+    for words, expected in parts.items():
+        config = ViTConfig(position_embedding=words)
+        assert (config.position_table, config.attention_positions) == expected
+        assert config.class_row == (expected[0] == "learned")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_config_survives_json(kind):
     config = KINDS[kind].replace(pixel_mean=0.1, labels=None)
@@ -74,7 +88,19 @@ def test_config_replace_validates():
         ({"class_token": "yes"}, "class_token must be True or False"),
         ({"class_token": False}, "pooling must be 'mean', 'mean_all', 'map', 'map_all' or None"),
         ({"num_registers": -1}, "num_registers must be an int >= 0"),
-        ({"position_embedding": "rope"}, "position_embedding must be one of 'learned'"),
+        ({"position_embedding": "rotary"}, "position_embedding must be one of 'learned'"),
+        ({"position_embedding": "none+rope"}, "position_embedding must be one of 'learned'"),
+        ({"position_embedding": "rope", "head_dim": 6}, "head_dim must be a multiple of 4"),
+        ({"position_embedding": "rope", "patch_dropout": 0.5}, "patch_dropout must be 0 for"),
+        ({"position_embedding": "rope", "rope_grid": 4}, "rope_grid must be None for rope_coord"),
+        ({"rope_base": 0.5}, "rope_base must be a number of at least 1"),
+        ({"rope_base": "100"}, "rope_base must be a number of at least 1"),
+        ({"rope_coordinates": "pixel"}, "rope_coordinates must be one of 'centered', 'index'"),
+        ({"rope_order": "ij"}, "rope_order must be one of 'rows_first', 'columns_first'"),
+        ({"rope_pairs": True}, "rope_pairs must be one of 'halves', 'neighbors'"),
+        ({"rope_offset": 1e9}, "rope_offset must be a number in"),
+        ({"rope_grid": (0, 4)}, "rope_grid must be a positive int or a .height, width. pair"),
+        ({"rope_rescale": 0.5}, "rope_rescale must be None or a number of at least 1"),
         ({"position_embedding": "sincos_2d", "width": 30}, "width must be a multiple of 4"),
         ({"position_embedding": "learned_2d", "width": 15}, "width must be a multiple of 2"),
         ({"interpolation": "nearest"}, "interpolation must be one of 'google'"),

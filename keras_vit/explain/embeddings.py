@@ -25,7 +25,7 @@ def position_similarity(model: ViT) -> np.ndarray:
     """
     tokens.check_vit(model)
     config = model.config
-    if config.position_embedding == "none":
+    if config.position_table is None:
         raise ValueError(
             "model must have position embeddings. "
             f"Received: position_embedding={config.position_embedding!r}"

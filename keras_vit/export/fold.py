@@ -9,7 +9,10 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - `gamma * (x W + b) = x (W diag(gamma)) + gamma * b`: LayerScale moves into the Dense before it.
 - `1 / sqrt(d)` moves into the query.
 - Softmax ignores what is equal for all keys, so the bias of the keys is dropped. With q/k norms,
-  the offset of the keys is dropped, and their gain moves into the queries.
+  the offset of the keys is dropped, and their gain moves into the queries. Neither holds for keys
+  that are rotated by their position.
+- Rotary positions rotate pairs of numbers. Queries and keys are reordered alike, so that a pair is
+  always i and i + d/2.
 - Attention weights sum to 1, so the bias of the values moves into that of the output projection.
 - A LayerNorm ignores the mean of its input. Where only LayerNorms read the residual stream,
   whatever is added to the stream is centered beforehand, and no mean is left to subtract.
@@ -68,6 +71,21 @@ class Gain:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rotation:
+    """`x * cos + swap(x) * sin`; `swap` exchanges the two halves of the last axis.
+
+    This rotates each pair (i, i + d/2). Tokens before the patches have cos 1 and sin 0.
+    """
+
+    name: str
+    """Equal for blocks with the same arrays."""
+    cos: np.ndarray
+    """(T, d), or of a head each (h, T, d)."""
+    sin: np.ndarray
+    """Like `cos`; negative in the first half."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Block:
     """The weights of an encoder block. Shapes: D width, h heads, d head size, M the MLP's width."""
 
@@ -80,6 +98,8 @@ class Block:
     value: Product
     query_norm: Norm | None
     key_norm: Norm | None
+    rotation: Rotation | None
+    """Of queries and keys, after their norms."""
     output: Product
     """(h * d, D)."""
     mlp_norm: Norm
@@ -261,7 +281,7 @@ def _patches(layer) -> tuple[Norm | None, Product, Norm | None]:
 def _tokens(layers, config: ViTConfig) -> tuple[np.ndarray | None, np.ndarray]:
     """The positions of the patches, and the tokens in front with their own positions."""
     positions: Any = None
-    if config.position_embedding != "none":
+    if config.position_table:
         positions = _array(layers["position_embedding"]._table())  # (N, D) or (1 + N, D)
     prefix = np.zeros((0, config.width))
     if config.class_token:
@@ -295,16 +315,21 @@ def _block(block) -> Block:
     scale = attention.key_dim**-0.5
     query_norm: Any = None
     key_norm: Any = None
+    rotation = _rotation(attention)
     if attention.qk_norm:
         query_norm, key_norm = _norm(attention.query_norm), _norm(attention.key_norm)
-        gain = scale * key_norm.scale
+        gain = scale if rotation else scale * key_norm.scale
         query_norm = dataclasses.replace(
             query_norm, scale=query_norm.scale * gain, offset=query_norm.offset * gain
         )
-        key_norm = _bare(key_norm)
+        key_norm = key_norm if rotation else _bare(key_norm)
     else:
         query = _scaled(query, scale)
-        key = _without_bias(key)
+        key = key if rotation else _without_bias(key)
+    if rotation and attention.rotary.pairs == "neighbors":
+        query, key, query_norm, key_norm = (
+            part and _halves(part, attention.key_dim) for part in (query, key, query_norm, key_norm)
+        )
     if mlp_inner_norm:
         mlp_inner_norm, mlp_2 = _bare(mlp_inner_norm), _behind(mlp_inner_norm, mlp_2)
     if block.layer_scale is not None:
@@ -318,6 +343,7 @@ def _block(block) -> Block:
         value=value,
         query_norm=query_norm,
         key_norm=key_norm,
+        rotation=rotation,
         output=output,
         mlp_norm=mlp_norm,
         mlp_gate=mlp_gate,
@@ -347,6 +373,16 @@ def _attention_pool(layer) -> AttentionPool:
         mlp_1=_behind(mlp_norm, _dense(layer.mlp.dense_1)),
         mlp_2=_dense(layer.mlp.dense_2),
     )
+
+
+def _rotation(attention) -> Rotation | None:
+    if attention.rope is None:
+        return None
+    rotary = attention.rotary
+    cos, sin = (_array(table).swapaxes(0, 1) for table in rotary.tables())  # (1 or h, T, d/2)
+    cos, sin = np.concatenate([cos, cos], axis=-1), np.concatenate([-sin, sin], axis=-1)
+    name = rotary.path if rotary.learned else "rotary"
+    return Rotation(name, cos, sin) if rotary.learned else Rotation(name, cos[0], sin[0])
 
 
 # -- the identities
@@ -383,6 +419,18 @@ def _scaled(product: Product, gain: Any) -> Product:
 
 def _without_bias(product: Product) -> Product:
     return dataclasses.replace(product, bias=np.zeros_like(product.bias))
+
+
+def _halves(part: Any, size: int) -> Any:
+    """A product or norm whose pairs of neighbors, 2i and 2i + 1, become i and i + size/2."""
+
+    def ordered(array: np.ndarray) -> np.ndarray:
+        pairs = array.reshape(*array.shape[:-1], -1, size // 2, 2)
+        return pairs.swapaxes(-1, -2).reshape(array.shape)
+
+    if isinstance(part, Product):
+        return Product(part.name, ordered(part.kernel), ordered(part.bias))
+    return dataclasses.replace(part, scale=ordered(part.scale), offset=ordered(part.offset))
 
 
 def _in_centered_stream(block: Block) -> Block:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.fold import Gain, Norm, Product
+from keras_vit.export.fold import Gain, Norm, Product, Rotation
 
 _erf = np.vectorize(math.erf, otypes=["float64"])
 
@@ -54,6 +54,10 @@ class NumpyOperators:
     ) -> list[np.ndarray]:
         shape = (len(x) // tokens, tokens, num_heads, -1)
         return [self.product(x, p).reshape(shape).swapaxes(1, 2) for p in products]  # (B, h, T, d)
+
+    def rotate(self, x: np.ndarray, r: Rotation) -> np.ndarray:
+        swapped = np.roll(x, x.shape[-1] // 2, axis=-1)
+        return x * r.cos + swapped * r.sin
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows_of: Any) -> np.ndarray:
         z = self.activate(q @ k.swapaxes(2, 3), "softmax") @ v  # (B, h, T, d)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keras_vit.export.fold import AttentionPool, Block, Folded, Gain, Norm, Product
+from keras_vit.export.fold import AttentionPool, Block, Folded, Gain, Norm, Product, Rotation
 
 
 class Operators(Protocol):
@@ -48,6 +48,9 @@ class Operators(Protocol):
 
     def heads(self, x: Any, products: Sequence[Product], tokens: int, num_heads: int) -> Any:
         """Products of `x` (B * tokens, D), each as (B, h, tokens, d); a target may join them."""
+
+    def rotate(self, x: Any, r: Rotation) -> Any:
+        """Rotates queries or keys (B, h, T, d) by the positions of their tokens."""
 
     def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
         """`softmax(q k^T) v`, softmax in float32: from (B, h, T, d) to (B * T, h * d).
@@ -215,6 +218,10 @@ class Program:
                 q, k, v = ops.heads(z, [block.query, block.key, block.value], tokens, heads)
             if block.query_norm and block.key_norm:
                 q, k = ops.norm(q, block.query_norm), ops.norm(k, block.key_norm)
+            if block.rotation:
+                # The first token is in front of the patches, where nothing is rotated.
+                q = q if first_only else ops.rotate(q, block.rotation)
+                k = ops.rotate(k, block.rotation)
         return q, k, v
 
     def _hidden(self, z: Any, block: Block) -> Any:

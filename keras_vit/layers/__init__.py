@@ -12,6 +12,8 @@ from keras_vit.layers.patch_grid import PatchGrid
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
+from keras_vit.layers.rotary import RotaryEmbedding
+from keras_vit.layers.rotary_rescale import RotaryRescale
 
 __all__ = [
     "MLP",
@@ -26,4 +28,6 @@ __all__ = [
     "Patches",
     "Pooling",
     "PositionEmbedding",
+    "RotaryEmbedding",
+    "RotaryRescale",
 ]

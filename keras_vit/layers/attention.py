@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vit.layers.composite import Composite
 from keras_vit.layers.layer_norm import LayerNormalization
+from keras_vit.layers.rotary import RotaryEmbedding
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -29,6 +30,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     - `qk_norm` applies a LayerNorm to each head's queries and keys (arXiv 2302.05442).
     - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
       of the keys.
+    - `rope` rotates each head's queries and keys by their patch's position (`RotaryEmbedding`).
 
     Args:
         num_heads: h.
@@ -36,11 +38,13 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm: Whether to normalize queries and keys.
         norm_epsilon: Epsilon of these LayerNorms.
         output_bias: Whether the output projection has a bias; None means `use_bias`.
+        rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         key_bias: Whether the key projection has a bias too, where `use_bias` is True.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
-        Those of `keras.layers.MultiHeadAttention`; `query` and `value` are `(B, T, D)`.
+        Those of `keras.layers.MultiHeadAttention`; `query` and `value` are `(B, T, D)`. And
+        `rope_scale`, the factor of a `RotaryRescale`, or None.
 
     Returns:
         `(B, T, D)`, and with `return_attention_scores=True` also the weights `(B, h, T, T)`.
@@ -62,6 +66,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm=False,
         norm_epsilon=1e-6,
         output_bias=None,
+        rope=None,
         key_bias=True,
         **kwargs,
     ):
@@ -73,6 +78,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         if qk_norm:
             self.query_norm = self._norm("query_norm")
             self.key_norm = self._norm("key_norm")
+        self.rope = None if rope is None else dict(rope)
+        self._rope_scale = None
+        if rope is not None:
+            self.rotary = RotaryEmbedding(**rope, dtype=self.dtype_policy, name="rotary")
 
     def _norm(self, name):
         return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
@@ -86,6 +95,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         if self.qk_norm:
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
+        if self.rope is not None:
+            self.rotary.build((None, query_shape[1], self.num_heads, self.key_dim))
         self._restore_trainable()
 
     def _make_output_dense(self, query_shape, common_kwargs, name=None):
@@ -112,7 +123,9 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         return_attention_scores=False,
         training=None,
         use_causal_mask=False,
+        rope_scale=None,
     ):
+        self._rope_scale = rope_scale  # Keras' `call` does not pass it on
         masks = (query_mask, value_mask, key_mask, attention_mask)
         if (
             (key is not None and key is not value)
@@ -180,6 +193,9 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     ):
         if self.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
+        if self.rope is not None:
+            scale, self._rope_scale = self._rope_scale, None
+            query, key = self.rotary(query, scale), self.rotary(key, scale)
         dropped = bool(training) and self.dropout > 0
         if attention_mask is not None or kwargs:
             return super()._compute_attention(
@@ -212,6 +228,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             "qk_norm": self.qk_norm,
             "norm_epsilon": self.norm_epsilon,
             "output_bias": self.output_bias,
+            "rope": self.rope and dict(self.rope),
             "key_bias": self.key_bias,
         }
 

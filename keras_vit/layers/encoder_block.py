@@ -35,6 +35,7 @@ class EncoderBlock(Composite):
         qkv_bias: Whether query, key and value projections have a bias.
         key_bias: Whether the key projection has a bias too, where `qkv_bias` is True.
         qk_norm: Whether to normalize queries and keys.
+        rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         mlp: "mlp" or "swiglu", a gated one.
         mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
         gelu: "exact" or "tanh".
@@ -49,6 +50,7 @@ class EncoderBlock(Composite):
         x: Tokens, `(B, T, D)`.
         training: Whether to apply dropout.
         return_attention_scores: Whether to return the attention weights too.
+        rope_scale: The factor of a `RotaryRescale`, or None.
 
     Returns:
         `(B, T, D)`, and if requested the attention weights `(B, h, T, T)`, whose rows sum to 1.
@@ -72,6 +74,7 @@ class EncoderBlock(Composite):
         qkv_bias=True,
         key_bias=True,
         qk_norm=False,
+        rope=None,
         mlp="mlp",
         mlp_inner_norm=False,
         gelu="exact",
@@ -100,6 +103,7 @@ class EncoderBlock(Composite):
         self.qkv_bias = qkv_bias
         self.key_bias = key_bias
         self.qk_norm = qk_norm
+        self.rope = rope
         self.mlp_kind = mlp
         self.mlp_inner_norm = mlp_inner_norm
         self.gelu = gelu
@@ -120,6 +124,7 @@ class EncoderBlock(Composite):
             head_dim,
             qk_norm=qk_norm,
             norm_epsilon=norm_epsilon,
+            rope=rope,
             dropout=attention_dropout,
             kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
             use_bias=qkv_bias,
@@ -178,9 +183,15 @@ class EncoderBlock(Composite):
         self.built = True
         self._restore_trainable()
 
-    def call(self, x, training=None, return_attention_scores=False):
+    def call(self, x, training=None, return_attention_scores=False, rope_scale=None):
         z = self._before(self.attention_norm, x)  # (B, T, D)
-        z = self.attention(z, z, training=training, return_attention_scores=return_attention_scores)
+        z = self.attention(
+            z,
+            z,
+            training=training,
+            return_attention_scores=return_attention_scores,
+            rope_scale=rope_scale,
+        )
         z, scores = z if return_attention_scores else (z, None)
         z = self.attention_scale(self.attention_dropout_layer(z, training=training))
         x = ops.add(x, self.attention_drop_path(z, training=training))  # Eq. 2
@@ -192,7 +203,7 @@ class EncoderBlock(Composite):
         x = self._after(self.mlp_norm, x)
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_spec(self, x, training=None, return_attention_scores=False):
+    def compute_output_spec(self, x, training=None, return_attention_scores=False, rope_scale=None):
         tokens = keras.KerasTensor(x.shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return tokens
@@ -211,6 +222,7 @@ class EncoderBlock(Composite):
             "qkv_bias": self.qkv_bias,
             "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
+            "rope": self.rope and dict(self.rope),
             "mlp": self.mlp_kind,
             "mlp_inner_norm": self.mlp_inner_norm,
             "gelu": self.gelu,

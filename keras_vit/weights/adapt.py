@@ -88,7 +88,7 @@ def log_changes(source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
         )
     if source.patch_size != target.patch_size:
         LOG.info("Patch kernel resampled from %s to %s", source.patch_size, target.patch_size)
-    if source.grid != target.grid and target.position_embedding == "learned":
+    if source.grid != target.grid and target.position_table == "learned":
         rule = target.interpolation
         LOG.info("Position table resampled from %s to %s by %r", source.grid, target.grid, rule)
 

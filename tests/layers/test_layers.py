@@ -1,5 +1,6 @@
 """The layer contract, over every layer."""
 
+import keras
 import pytest
 from conformance import check_layer
 
@@ -10,6 +11,10 @@ KEY_BIAS = "key/bias"  # softmax does not see it, nor a shift of the normalized 
 
 def self_attention(layer, x, **kwargs):
     return layer(x, x, **kwargs)
+
+
+def rescaled(layer, x, **kwargs):
+    return keras.ops.multiply(x, layer(x, **kwargs))
 
 
 CASES = {
@@ -73,6 +78,44 @@ CASES = {
         {"num_heads": 5, "key_dim": 4, "dropout": 0.4},
         (2, 7, 20),
         {"call": self_attention, "exempt": [KEY_BIAS], "drops": True},
+    ),
+    "attention_rope": (
+        layers.MultiHeadAttention,
+        {"num_heads": 5, "key_dim": 4, "rope": {"grid": (3, 2), "num_prefix_tokens": 1}},
+        (2, 7, 20),
+        {"call": self_attention, "bad": [{"rope": {"grid": (3, 0)}}]},  # keys' bias is seen
+    ),
+    "rotary": (
+        layers.RotaryEmbedding,
+        {"grid": (3, 2), "num_prefix_tokens": 1},
+        (2, 7, 5, 8),
+        {
+            "bad": [
+                {"coordinates": "pixel"},
+                {"order": "xy"},
+                {"pairs": "all"},
+                {"grid": (3,)},
+                {"reference_grid": (2, 2)},
+            ]
+        },
+    ),
+    "rotary_learned": (
+        layers.RotaryEmbedding,
+        {
+            "grid": (3, 2),
+            "learned": True,
+            "coordinates": "index",
+            "pairs": "neighbors",
+            "reference_grid": (2, 2),
+        },
+        (2, 6, 5, 8),
+        {},
+    ),
+    "rotary_rescale": (
+        layers.RotaryRescale,
+        {"limit": 2.0},
+        (2, 7, 20),
+        {"call": rescaled, "drops": True, "bad": [{"limit": 0.5}]},
     ),
     "mlp": (
         layers.MLP,

@@ -207,6 +207,10 @@ def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
             {"image_size": 2**14, "width": 768, "position_embedding": "sincos_2d"},
             "image_size must have at most 268435456 / width=768 patches",
         ),
+        (
+            {"image_size": 2**14, "head_dim": 512, "position_embedding": "rope"},
+            "image_size must have at most 268435456 / head_dim=512 patches",
+        ),
     ],
 )
 @pytest.mark.backend_free

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.fold import Folded, Gain, Norm, Product, joined, pixel_gain
+from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, joined, pixel_gain
 from keras_vit.export.program import Program
 
 DTYPES = ("float32", "float16")
@@ -195,6 +195,13 @@ class OnnxOperators:
         first = self._ints(0)
         shape = (-1, num_heads, tokens, size)
         return [self.node("Squeeze", Tensor(name, ()), first, shape=shape) for name in names]
+
+    def rotate(self, x: Tensor, r: Rotation) -> Tensor:
+        cos, sin = self._weight(f"{r.name}/cos", r.cos), self._weight(f"{r.name}/sin", r.sin)
+        names = [self._free_name("Split") for _ in range(2)]
+        self._add("Split", [x.name], names, {"axis": -1, "num_outputs": 2})
+        swapped = self.node("Concat", Tensor(names[1], ()), names[0], shape=x.shape, axis=-1)
+        return self.node("Add", self.node("Mul", x, cos), self.node("Mul", swapped, sin))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rows_of: Tensor) -> Tensor:
         _, num_heads, tokens, size = v.shape

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.fold import Folded, Gain, Norm, Product, joined
+from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, joined
 from keras_vit.export.program import Program
 
 DTYPES = ("float32", "bfloat16")
@@ -131,6 +131,16 @@ class TensorFlowOperators:
         size = x.shape[-1] // (parts * num_heads)
         x = tf.reshape(x, [-1, tokens, parts, num_heads, size])
         return tf.unstack(tf.transpose(x, [2, 0, 3, 1, 4]))  # parts of (B, h, T, d)
+
+    def rotate(self, x: Any, r: Rotation) -> Any:
+        """In float32: bfloat16 would round the angles of far patches together."""
+        tf = self.tf
+        cos = self._weight(f"{r.name}/cos", r.cos, tf.float32)
+        sin = self._weight(f"{r.name}/sin", r.sin, tf.float32)
+        z = tf.cast(x, tf.float32)
+        first, second = tf.split(z, 2, axis=-1)
+        z = z * cos + tf.concat([second, first], axis=-1) * sin  # (B, h, T, d)
+        return tf.cast(z, x.dtype)
 
     def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
         tf = self.tf

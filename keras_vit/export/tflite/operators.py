@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
-from keras_vit.export.fold import Folded, Gain, Norm, Product, pixel_gain
+from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.program import Program
 from keras_vit.runtime.tflite import litert
 
@@ -151,6 +151,11 @@ class TFLiteOperators:
 
     def heads(self, x: Any, products: Sequence[Product], tokens: int, num_heads: int) -> list[Any]:
         return [self._by_head(self.product(x, p), tokens, num_heads) for p in products]
+
+    def rotate(self, x: Any, r: Rotation) -> Any:
+        tf = self.tf
+        first, second = tf.split(x, 2, axis=-1)
+        return x * r.cos + tf.concat([second, first], axis=-1) * r.sin  # (B, h, T, d)
 
     def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
         tf = self.tf

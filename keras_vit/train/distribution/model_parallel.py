@@ -132,7 +132,7 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
         absent.append("value)/bias")
     if config.mlp != "swiglu":
         absent.append("mlp/gate")
-    if config.position_embedding != "learned":
+    if config.position_table != "learned":
         absent.append("/table")
     if config.representation_size is None:
         absent.append("pre_logits")
