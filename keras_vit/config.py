@@ -78,6 +78,8 @@ class ViTConfig:
     """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z))."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias."""
+    key_bias: bool = True
+    """Whether the key projection has a bias too, where `qkv_bias` is True."""
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
     gelu: str = "exact"
@@ -229,7 +231,8 @@ class ViTConfig:
             self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
-        for name in ("qkv_bias", "qk_norm", "class_token", "patch_norm", "position_class_row"):
+        flags = ("qkv_bias", "key_bias", "qk_norm")
+        for name in (*flags, "class_token", "patch_norm", "position_class_row"):
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)

@@ -371,6 +371,7 @@ def _encode(z, config: ViTConfig, policy):
             key_dim=config.key_dim,
             block_norm=config.block_norm,
             qkv_bias=config.qkv_bias,
+            key_bias=config.key_bias,
             qk_norm=config.qk_norm,
             gelu=config.gelu,
             norm_epsilon=config.norm_epsilon,

@@ -34,6 +34,7 @@ KINDS = {
     "sincos_2d": TINY.replace(position_embedding="sincos_2d", **PLAIN_HEAD),
     "no_positions": TINY.replace(position_embedding="none"),
     "qk_norm": TINY.replace(qk_norm=True, qkv_bias=False),
+    "no_key_bias": TINY.replace(key_bias=False),
     "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
@@ -52,6 +53,7 @@ COMBINATIONS = {
     "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
     "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
+    "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

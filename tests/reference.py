@@ -118,7 +118,7 @@ def attention(config, w, z):
     heads = []
     for h in range(config.num_heads):
         q, k, v = (
-            z @ w[f"{name}/kernel"][:, h] + (w[f"{name}/bias"][h] if config.qkv_bias else 0.0)
+            z @ w[f"{name}/kernel"][:, h] + (w[f"{name}/bias"][h] if f"{name}/bias" in w else 0.0)
             for name in ("query", "key", "value")
         )  # Eq. 5
         if config.qk_norm:

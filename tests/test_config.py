@@ -64,6 +64,7 @@ def test_config_replace_validates():
         ({"mlp_dim": None}, "mlp_dim must be a positive int"),
         ({"block_norm": "sandwich"}, "block_norm must be one of 'pre', 'post'"),
         ({"qkv_bias": 1}, "qkv_bias must be True or False"),
+        ({"key_bias": 0}, "key_bias must be True or False"),
         ({"gelu": "quick"}, "gelu must be one of 'exact', 'tanh'"),
         ({"norm_epsilon": 0}, "norm_epsilon must be a positive number"),
         ({"layer_scale": -1e-4}, "layer_scale must be None or a positive number"),

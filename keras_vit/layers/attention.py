@@ -27,7 +27,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
       product and bias. Quantized layers, masks and cross-attention use Keras' implementation.
     - The softmax is in at least float32, and attention dropout costs nothing outside training.
     - `qk_norm` applies a LayerNorm to each head's queries and keys (arXiv 2302.05442).
-    - `output_bias` sets the bias of the output projection alone.
+    - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
+      of the keys.
 
     Args:
         num_heads: h.
@@ -35,6 +36,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm: Whether to normalize queries and keys.
         norm_epsilon: Epsilon of these LayerNorms.
         output_bias: Whether the output projection has a bias; None means `use_bias`.
+        key_bias: Whether the key projection has a bias too, where `use_bias` is True.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
@@ -60,10 +62,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm=False,
         norm_epsilon=1e-6,
         output_bias=None,
+        key_bias=True,
         **kwargs,
     ):
         super().__init__(num_heads=num_heads, key_dim=key_dim, **kwargs)
         self.output_bias = output_bias
+        self.key_bias = key_bias
         self.qk_norm = qk_norm
         self.norm_epsilon = norm_epsilon
         if qk_norm:
@@ -75,6 +79,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
 
     def build(self, query_shape, value_shape, key_shape=None):
         super().build(query_shape, value_shape, key_shape)
+        if not self.key_bias and self.key_dense.bias is not None:
+            # Keras' layer has one argument for all biases.
+            self.key_dense._untrack_variable(self.key_dense.bias)
+            self.key_dense.bias = self.key_dense.bias_axes = None
         if self.qk_norm:
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
@@ -201,6 +209,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             "qk_norm": self.qk_norm,
             "norm_epsilon": self.norm_epsilon,
             "output_bias": self.output_bias,
+            "key_bias": self.key_bias,
         }
 
 

@@ -33,6 +33,7 @@ class EncoderBlock(Composite):
         key_dim: Size of a head; None means D / h.
         block_norm: "pre" or "post".
         qkv_bias: Whether query, key and value projections have a bias.
+        key_bias: Whether the key projection has a bias too, where `qkv_bias` is True.
         qk_norm: Whether to normalize queries and keys.
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
@@ -67,6 +68,7 @@ class EncoderBlock(Composite):
         key_dim=None,
         block_norm="pre",
         qkv_bias=True,
+        key_bias=True,
         qk_norm=False,
         gelu="exact",
         norm_epsilon=1e-6,
@@ -92,6 +94,7 @@ class EncoderBlock(Composite):
         self.key_dim = key_dim
         self.block_norm = block_norm
         self.qkv_bias = qkv_bias
+        self.key_bias = key_bias
         self.qk_norm = qk_norm
         self.gelu = gelu
         self.norm_epsilon = norm_epsilon
@@ -114,6 +117,7 @@ class EncoderBlock(Composite):
             dropout=attention_dropout,
             kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
             use_bias=qkv_bias,
+            key_bias=key_bias,
             output_bias=True,
             dtype=policy,
             name="attention",
@@ -189,6 +193,7 @@ class EncoderBlock(Composite):
             "key_dim": self.key_dim,
             "block_norm": self.block_norm,
             "qkv_bias": self.qkv_bias,
+            "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
             "gelu": self.gelu,
             "norm_epsilon": self.norm_epsilon,

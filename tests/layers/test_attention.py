@@ -47,6 +47,28 @@ def test_attention_equals_keras_own():
     np.testing.assert_allclose(cross, to_numpy(keras_own(x, x[:, :3])), atol=1e-5)
 
 
+def test_attention_without_key_bias_is_the_one_whose_key_bias_is_zero():
+    x = np.random.default_rng(0).normal(size=(2, 7, 20)).astype("float32")
+    bare = built_at_random(layers.MultiHeadAttention(5, 4, key_bias=False), x, x)
+    full = layers.MultiHeadAttention(5, 4)
+    full.build(x.shape, x.shape)
+    names = [v.path.split("/", 1)[1] for v in full.weights]
+    assert [v.path.split("/", 1)[1] for v in bare.weights] == [n for n in names if n != "key/bias"]
+    values = {v.path.split("/", 1)[1]: to_numpy(v.value) for v in bare.weights}
+    full.set_weights([values.get(name, np.zeros((5, 4))) for name in names])
+    np.testing.assert_allclose(to_numpy(bare(x, x)), to_numpy(full(x, x)), atol=1e-6)
+
+    bare.key_dense.enable_lora(2)
+    before = to_numpy(bare(x, x))
+    bare.key_dense.lora_kernel_b.assign(np.ones(bare.key_dense.lora_kernel_b.shape))
+    assert np.abs(to_numpy(bare(x, x)) - before).max() > 1e-3
+    quantized = built_at_random(layers.MultiHeadAttention(5, 4, key_bias=False), x, x)
+    expected = to_numpy(quantized(x, x))
+    for dense in (quantized.query_dense, quantized.key_dense):
+        dense.quantize("int8")
+    assert 0 < np.abs(to_numpy(quantized(x, x)) - expected).max() < 0.05 * np.ptp(expected)
+
+
 def test_attention_scores_are_float32_inside():
     """In bfloat16 a softmax over 400 equal scores sums far from 1; in float32 it does not."""
     x = np.ones((1, 400, 20), "float32")

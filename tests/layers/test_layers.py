@@ -62,6 +62,12 @@ CASES = {
         (2, 7, 20),
         {"call": self_attention, "exempt": ["key_norm/beta"]},
     ),
+    "attention_no_key_bias": (
+        layers.MultiHeadAttention,
+        {"num_heads": 5, "key_dim": 4, "key_bias": False},
+        (2, 7, 20),
+        {"call": self_attention},
+    ),
     "attention_dropout": (
         layers.MultiHeadAttention,
         {"num_heads": 5, "key_dim": 4, "dropout": 0.4},

@@ -233,6 +233,7 @@ HAS_HEAD = Limit(
 PLAIN: dict[str, tuple] = {
     "block_norm": ("pre",),
     "qkv_bias": (True,),
+    "key_bias": (True,),
     "qk_norm": (False,),
     "layer_scale": (None,),
     "num_registers": (0,),

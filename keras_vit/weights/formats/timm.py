@@ -265,6 +265,7 @@ TIMM = Format(
     writable={
         "norm_epsilon": (1e-6,),
         "block_norm": ("pre",),
+        "key_bias": (True,),
         "patch_norm": (False,),
         "position_embedding": ("learned", "none"),
         "representation_size": (None,),
