@@ -9,10 +9,19 @@ from typing import Any
 from keras_vit.resample import PRESETS
 
 RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
+POSITION_TABLES = ("learned", "learned_2d", "sincos_2d")
+"""Position embeddings that are added to the tokens."""
+ATTENTION_POSITIONS = ("relative", "relative_bias", "relative_mlp")
+"""Positions that attention adds to its scores."""
 CHOICES = {
     "block_norm": ("pre", "post"),
     "gelu": ("exact", "tanh"),
-    "position_embedding": ("learned", "learned_2d", "sincos_2d", "none"),
+    "position_embedding": (
+        *POSITION_TABLES,
+        "none",
+        *ATTENTION_POSITIONS,
+        *(f"{table}+{word}" for table in POSITION_TABLES for word in ATTENTION_POSITIONS),
+    ),
     "interpolation": tuple(PRESETS),
     "pooling": ("token", "mean", "mean_all", None),
     "final_norm": ("before_pooling", "after_pooling", "none"),
@@ -33,9 +42,11 @@ MAX_PATCHES = 1 << 20
 """Most patches: 16,384 x 16,384 pixels in patches of 16."""
 MAX_FIXED_TABLE = 1 << 28
 """Most numbers in the "sincos_2d" table, which is computed and so not bounded by a file's size."""
+MAX_TOKEN_PAIRS = 1 << 26
+"""Most pairs of tokens with relative positions, each of which has an index in memory."""
 LIMITS = {
     **dict.fromkeys(("in_channels", "width", "num_heads", "mlp_dim", "num_registers"), MAX_SIZE),
-    **dict.fromkeys(("head_dim", "representation_size"), MAX_SIZE),
+    **dict.fromkeys(("head_dim", "representation_size", "relative_mlp_dim"), MAX_SIZE),
     "depth": MAX_DEPTH,
     "num_classes": MAX_CLASSES,
 }
@@ -97,11 +108,17 @@ class ViTConfig:
     patch_norm: bool = False
     """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch)."""
     position_embedding: str = "learned"
-    """"learned" (one row per position), "learned_2d" (rows + columns), "sincos_2d" or "none"."""
+    """"learned" (one row per position), "learned_2d" (rows + columns), "sincos_2d" or "none".
+
+    Attention may have relative positions instead: "relative" (a learned key per offset, Appendix
+    D.4), "relative_bias" (a learned bias per offset, as in BEiT) or "relative_mlp" (a bias from an
+    MLP on the offset); or it has them too, as in "learned+relative_bias"."""
+    relative_mlp_dim: int = 128
+    """Hidden size of the MLP of "relative_mlp"."""
     position_class_row: bool = True
     """Whether a learned table has a row for the class token. Ignored without a class token."""
     interpolation: str = "google"
-    """How `resized` resamples the table: a name in `keras_vit.resample.PRESETS`."""
+    """How `resized` resamples position tables: a name in `keras_vit.resample.PRESETS`."""
 
     # -- the output
     pooling: str | None = "token"
@@ -183,9 +200,21 @@ class ViTConfig:
         return self.num_prefix_tokens + self.num_patches
 
     @property
+    def position_table(self) -> str | None:
+        """What is added to the tokens: a name in `POSITION_TABLES`, or None."""
+        word = self.position_embedding.split("+")[0]
+        return word if word in POSITION_TABLES else None
+
+    @property
+    def attention_positions(self) -> str | None:
+        """What attention knows of positions: a name in `ATTENTION_POSITIONS`, or None."""
+        word = self.position_embedding.split("+")[-1]
+        return word if word in ATTENTION_POSITIONS else None
+
+    @property
     def class_row(self) -> bool:
         """Whether the position table has a row for the class token."""
-        learned = self.position_embedding in ("learned", "learned_2d")
+        learned = self.position_table in ("learned", "learned_2d")
         return self.class_token and self.position_class_row and learned
 
     @property
@@ -222,7 +251,8 @@ class ViTConfig:
         _require(holds(value := getattr(self, name)), name, rule, value)
 
     def _check_types(self) -> None:
-        for name in ("in_channels", "width", "depth", "num_heads", "mlp_dim"):
+        sizes = ("width", "depth", "num_heads", "mlp_dim", "relative_mlp_dim")
+        for name in ("in_channels", *sizes):
             self._check(name, "be a positive int", lambda v: _is_int(v) and v > 0)
         for name in ("num_classes", "num_registers"):
             self._check(name, "be an int >= 0", lambda v: _is_int(v) and v >= 0)
@@ -249,7 +279,8 @@ class ViTConfig:
 
     def _check_tokens(self) -> None:
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
-        count, kind = self.num_patches, self.position_embedding
+        count, kind = self.num_patches, self.position_table
+        pairs = self.num_tokens**2 if self.attention_positions else 0
         fixed = count * self.width if kind == "sincos_2d" else 0
         for holds, rule in (
             (
@@ -265,11 +296,22 @@ class ViTConfig:
                 f"have at most {MAX_FIXED_TABLE} / width={self.width} patches for "
                 "position_embedding='sincos_2d'",
             ),
+            (
+                pairs <= MAX_TOKEN_PAIRS,
+                f"have at most {MAX_TOKEN_PAIRS} pairs of tokens for "
+                f"position_embedding={self.position_embedding!r}",
+            ),
         ):
             _require(holds, "image_size", rule, self.image_size)
         divisor = {"learned_2d": 2, "sincos_2d": 4}.get(kind, 1)
         rule = f"be a multiple of {divisor} for position_embedding={kind!r}"
         self._check("width", rule, lambda v: v % divisor == 0)
+        if self.attention_positions:
+            rule = f"be 0 for position_embedding={self.position_embedding!r}"
+            self._check("patch_dropout", f"{rule}, which needs every patch", lambda v: v == 0)
+            if self.attention_positions == "relative_bias":
+                why = "whose table has no entries for registers"
+                self._check("num_registers", f"{rule}, {why}", lambda v: v == 0)
 
     def _check_output(self) -> None:
         rule = "be 'mean', 'mean_all' or None where class_token=False"

@@ -20,7 +20,7 @@ class ViT(keras.Model):
     """A Vision Transformer as in "An Image is Worth 16x16 Words", a functional Keras model.
 
     z_0 = [x_class; x_1 E; ...; x_N E] + E_pos    (1)
-    z'_l = MSA(LN(z_{l-1})) + z_{l-1}             (2)
+    z'_l = MSA(LN(z_{l-1})) + z_{l-1}             (2)    its scores may include relative positions
     z_l = MLP(LN(z'_l)) + z'_l                    (3)
     y = LN(z_L^0)                                 (4)
 
@@ -176,9 +176,7 @@ class ViT(keras.Model):
         composite.set_trainable_parts(model, composite.trainable_parts(self))
         for ours, theirs in zip(model.weights, self.weights, strict=True):
             value = keras.ops.convert_to_numpy(theirs.value)
-            if ours.path.startswith("position_embedding/"):
-                value = _resample(ours.path, value, self.config, config)
-            weights.fill(ours, value)
+            weights.fill(ours, resampled(ours.path, value, self.config, config))
         weights.initialize_rest()
         return model
 
@@ -248,6 +246,32 @@ class ViT(keras.Model):
         return model
 
 
+def resampled(path: str, value: np.ndarray, old: ViTConfig, new: ViTConfig) -> np.ndarray:
+    """A weight of the model `old`, resampled to the grid of `new` if it holds positions.
+
+    Args:
+        path: Its path.
+        value: Its value.
+        old: The config that it has now.
+        new: A config with another `image_size`, and the `interpolation` to use.
+    """
+    *_, layer, name = path.split("/")
+    preset = new.interpolation
+    if layer == "position_embedding" and name == "table":
+        return resample.resample_grid(value, old.grid, new.grid, preset, prefix=int(old.class_row))
+    if layer == "position_embedding" and name in ("rows", "columns"):
+        axis = 0 if name == "rows" else 1
+        return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), preset)
+    if layer == "relative_positions" and name == "table":
+        return resample.resample_offsets(value, old.grid, new.grid, preset)
+    if layer == "relative_positions" and name == "keys":
+        # The paper has no rule: offsets keep their share of the sequence's length.
+        lines = (2 * old.num_tokens - 1, 1), (2 * new.num_tokens - 1, 1)
+        flat = resample.resample_grid(value.reshape(len(value), -1), *lines, preset)
+        return flat.reshape(-1, *value.shape[1:])
+    return value
+
+
 def head_logits(model: ViT, features: Any) -> Any:
     """Applies the head to what it reads, without the `classifier_activation`."""
     head, activation = model.get_layer("head"), model.config.classifier_activation
@@ -274,8 +298,8 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     (768, 1000)
     """
     fields: dict[str, Any] = {"depth": 1, "labels": None}
-    if config.position_embedding == "sincos_2d":  # has no weights, and a table of any size
-        fields["position_embedding"] = "none"
+    if config.position_table == "sincos_2d":  # has no weights, and a table of any size
+        fields["position_embedding"] = config.attention_positions or "none"
     with deferred():
         model = ViT(config.replace(**fields))
     shapes = {weight.path: tuple(weight.shape) for weight in model.weights}
@@ -329,10 +353,10 @@ def _embed(images, config: ViTConfig, policy):
     class_token = layers.ClassToken(dtype=policy, name="class_token")
     if config.class_row:
         z = class_token(z)  # (B, 1 + N, D)
-    if config.position_embedding != "none":
+    if config.position_table:
         z = layers.PositionEmbedding(
             config.grid,
-            kind=config.position_embedding,
+            kind=config.position_table,
             class_row=config.class_row,
             dtype=policy,
             name="position_embedding",
@@ -373,6 +397,10 @@ def _encode(z, config: ViTConfig, policy):
             qkv_bias=config.qkv_bias,
             key_bias=config.key_bias,
             qk_norm=config.qk_norm,
+            attention_positions=config.attention_positions,
+            grid=config.grid,
+            num_prefix_tokens=config.num_prefix_tokens,
+            relative_mlp_dim=config.relative_mlp_dim,
             gelu=config.gelu,
             norm_epsilon=config.norm_epsilon,
             layer_scale=config.layer_scale,
@@ -421,18 +449,6 @@ def _head(y, config: ViTConfig, policy):
         dtype=policy if quantized else exact,
         name="head",
     )(y)  # (B, K)
-
-
-def _resample(path: str, value, old: ViTConfig, new: ViTConfig):
-    """Resamples one variable of the position embedding."""
-    name = path.rsplit("/", 1)[-1]
-    preset = new.interpolation
-    if name == "table":
-        return resample.resample_grid(value, old.grid, new.grid, preset, prefix=int(old.class_row))
-    if name in ("rows", "columns"):
-        axis = 0 if name == "rows" else 1
-        return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), preset)
-    return value
 
 
 def _sublayers(layer) -> bool:

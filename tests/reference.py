@@ -72,15 +72,15 @@ def embed(config, w, images):
 
 def positions(config, w):
     gh, gw = config.grid
-    if config.position_embedding == "learned":
+    if config.position_table == "learned":
         return w["position_embedding/table"]
-    if config.position_embedding == "learned_2d":
+    if config.position_table == "learned_2d":
         rows, columns = w["position_embedding/rows"], w["position_embedding/columns"]
         table = [np.concatenate([rows[r], columns[c]]) for r in range(gh) for c in range(gw)]
         if config.class_row:
             table.insert(0, w["position_embedding/class_row"][0])
         return np.stack(table)
-    if config.position_embedding == "sincos_2d":
+    if config.position_table == "sincos_2d":
         quarter = config.width // 4
         table = np.zeros((gh * gw, config.width))
         for r in range(gh):
@@ -124,11 +124,39 @@ def attention(config, w, z):
         if config.qk_norm:
             q = norm(q, _under(w, "query_norm/"), config.norm_epsilon)
             k = norm(k, _under(w, "key_norm/"), config.norm_epsilon)
-        a = softmax(q @ k.transpose(0, 2, 1) / np.sqrt(config.key_dim))  # Eq. 6
+        scores = q @ k.transpose(0, 2, 1) / np.sqrt(config.key_dim)
+        a = softmax(scores + relative(config, w, q, h))  # Eq. 6
         heads.append(a @ v)  # Eq. 7
     joined = np.concatenate(heads, axis=-1)
     kernel = w["attention_output/kernel"].reshape(-1, config.width)
     return joined @ kernel + w["attention_output/bias"]  # Eq. 8
+
+
+def relative(config, w, q, h):
+    """What the scores of head h get for each pair of tokens, one pair after the other."""
+    kind, (gh, gw), k = config.attention_positions, config.grid, config.num_prefix_tokens
+    w = _under(w, "relative_positions/")
+    tokens = config.num_tokens
+    scores = np.zeros((len(q), tokens, tokens))
+    for i in range(tokens) if kind else ():
+        for j in range(tokens):
+            if kind == "relative":  # Appendix D.4: an extra query-key product
+                key = w["keys"][i - j + tokens - 1, h]
+                scores[:, i, j] = q[:, i] @ key / np.sqrt(config.key_dim)
+            elif i >= k and j >= k:
+                (yi, xi), (yj, xj) = divmod(i - k, gw), divmod(j - k, gw)
+                if kind == "relative_bias":
+                    table = w["table"][: (2 * gh - 1) * (2 * gw - 1), h]
+                    table = table.reshape(2 * gh - 1, 2 * gw - 1)
+                    scores[:, i, j] = table[yi - yj + gh - 1, xi - xj + gw - 1]
+                else:
+                    offset = np.array([yi - yj, xi - xj])
+                    x = np.sign(offset) * np.log(1 + abs(offset))
+                    x = np.maximum(x @ w["hidden_kernel"] + w["hidden_bias"], 0)
+                    scores[:, i, j] = x @ w["bias_kernel"][:, h] + w["bias_bias"][h]
+            elif kind == "relative_bias":  # class to patch, patch to class, class to class
+                scores[:, i, j] = w["table"][-1 if i < k and j < k else -2 if j < k else -3, h]
+    return scores
 
 
 def norm(x, w, eps):

@@ -25,9 +25,9 @@ def position_similarity(model: ViT) -> np.ndarray:
     """
     tokens.check_vit(model)
     config = model.config
-    if config.position_embedding == "none":
+    if not config.position_table:
         raise ValueError(
-            "model must have position embeddings. "
+            "model must add position embeddings to its tokens. "
             f"Received: position_embedding={config.position_embedding!r}"
         )
     layer = model.get_layer("position_embedding")

@@ -91,7 +91,7 @@ def report_data(model: ViT, source: SourceImage, top_k: int = 5) -> dict[str, An
     """The page's data, to be written as JSON; None for what does not apply to the model."""
     config, images = model.config, source.images
     classes = _best_classes(model, images, top_k)
-    has_positions = config.position_embedding != "none"
+    has_positions = config.position_table is not None
     return {
         "model": _facts(model),
         "image": _image(source),

@@ -10,6 +10,8 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - `1 / sqrt(d)` moves into the query.
 - Softmax ignores what is equal for all keys, so the bias of the keys is dropped. With q/k norms,
   the offset of the keys is dropped, and their gain moves into the queries.
+- What attention adds to its scores for two tokens' positions is computed beforehand, except what
+  depends on the query.
 - Attention weights sum to 1, so the bias of the values moves into that of the output projection.
 - A LayerNorm ignores the mean of its input. Where only LayerNorms read the residual stream,
   whatever is added to the stream is centered beforehand, and no mean is left to subtract.
@@ -77,6 +79,10 @@ class Block:
     value: Product
     query_norm: Norm | None
     key_norm: Norm | None
+    score_bias: np.ndarray | None
+    """(h, T, T), added to the scores, or None."""
+    offset_keys: np.ndarray | None
+    """(h, 2 T, d), for scores that depend on the offset of two tokens, or None."""
     output: Product
     """(h * d, D)."""
     mlp_norm: Norm
@@ -228,7 +234,7 @@ def _patches(layer) -> tuple[Norm | None, Product, Norm | None]:
 def _tokens(layers, config: ViTConfig) -> tuple[np.ndarray | None, np.ndarray]:
     """The positions of the patches, and the tokens in front with their own positions."""
     positions: Any = None
-    if config.position_embedding != "none":
+    if config.position_table:
         positions = _array(layers["position_embedding"]._table())  # (N, D) or (1 + N, D)
     prefix = np.zeros((0, config.width))
     if config.class_token:
@@ -259,13 +265,20 @@ def _block(block) -> Block:
     scale = attention.key_dim**-0.5
     query_norm: Any = None
     key_norm: Any = None
+    score_bias = offset_keys = None
+    if attention.attention_positions == "relative":
+        offset_keys = _array(attention.relative_positions.offset_keys("float32")).swapaxes(0, 1)
+    elif attention.attention_positions:
+        score_bias = _array(attention.relative_positions.bias())  # (h, T, T)
     if attention.qk_norm:
         query_norm, key_norm = _norm(attention.query_norm), _norm(attention.key_norm)
-        gain = scale * key_norm.scale
+        # The keys of offsets are not normalized, so with them the gain stays with the others.
+        gain = scale * (key_norm.scale if offset_keys is None else np.ones_like(key_norm.scale))
         query_norm = dataclasses.replace(
             query_norm, scale=query_norm.scale * gain, offset=query_norm.offset * gain
         )
-        key_norm = _bare(key_norm)
+        if offset_keys is None:
+            key_norm = _bare(key_norm)
     else:
         query = _scaled(query, scale)
         key = _without_bias(key)
@@ -280,6 +293,8 @@ def _block(block) -> Block:
         value=value,
         query_norm=query_norm,
         key_norm=key_norm,
+        score_bias=score_bias,
+        offset_keys=offset_keys,
         output=output,
         mlp_norm=mlp_norm,
         mlp_1=mlp_1,

@@ -52,8 +52,22 @@ class NumpyOperators:
         shape = (len(x) // tokens, tokens, num_heads, -1)
         return [self.product(x, p).reshape(shape).swapaxes(1, 2) for p in products]  # (B, h, T, d)
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows_of: Any) -> np.ndarray:
-        z = self.activate(q @ k.swapaxes(2, 3), "softmax") @ v  # (B, h, T, d)
+    def offset_scores(self, q: np.ndarray, name: str, keys: np.ndarray) -> np.ndarray:
+        scores = q @ keys.swapaxes(1, 2)  # (B, h, n, 2T)
+        rows, tokens = q.shape[2], keys.shape[1] // 2
+        starts = [tokens - 1 - i for i in range(rows)]
+        shifted = [scores[:, :, i, start : start + tokens] for i, start in enumerate(starts)]
+        return np.stack(shifted, axis=2)  # (B, h, n, T)
+
+    def bias(self, name: str, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def attend(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows_of: Any, bias: np.ndarray | None
+    ) -> np.ndarray:
+        scores = q @ k.swapaxes(2, 3)  # (B, h, T, T)
+        scores = scores if bias is None else scores + bias
+        z = self.activate(scores, "softmax") @ v  # (B, h, T, d)
         return z.swapaxes(1, 2).reshape(len(rows_of), -1)  # (B * T, h * d)
 
     def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from keras_vit.layers.patch_grid import PatchGrid
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
+from keras_vit.layers.relative_positions import RelativePositions
 
 __all__ = [
     "MLP",
@@ -24,4 +25,5 @@ __all__ = [
     "Patches",
     "Pooling",
     "PositionEmbedding",
+    "RelativePositions",
 ]

@@ -35,6 +35,10 @@ class EncoderBlock(Composite):
         qkv_bias: Whether query, key and value projections have a bias.
         key_bias: Whether the key projection has a bias too, where `qkv_bias` is True.
         qk_norm: Whether to normalize queries and keys.
+        attention_positions: The kind of `RelativePositions` in attention, or None.
+        grid: Rows and columns of patches, for `attention_positions`.
+        num_prefix_tokens: Tokens before the patches, for `attention_positions`.
+        relative_mlp_dim: Hidden size of the MLP of "relative_mlp".
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
@@ -70,6 +74,10 @@ class EncoderBlock(Composite):
         qkv_bias=True,
         key_bias=True,
         qk_norm=False,
+        attention_positions=None,
+        grid=None,
+        num_prefix_tokens=0,
+        relative_mlp_dim=128,
         gelu="exact",
         norm_epsilon=1e-6,
         layer_scale=None,
@@ -96,6 +104,10 @@ class EncoderBlock(Composite):
         self.qkv_bias = qkv_bias
         self.key_bias = key_bias
         self.qk_norm = qk_norm
+        self.attention_positions = attention_positions
+        self.grid = grid
+        self.num_prefix_tokens = num_prefix_tokens
+        self.relative_mlp_dim = relative_mlp_dim
         self.gelu = gelu
         self.norm_epsilon = norm_epsilon
         self.layer_scale = layer_scale
@@ -113,6 +125,10 @@ class EncoderBlock(Composite):
             num_heads,
             head_dim,
             qk_norm=qk_norm,
+            attention_positions=attention_positions,
+            grid=grid,
+            num_prefix_tokens=num_prefix_tokens,
+            relative_mlp_dim=relative_mlp_dim,
             norm_epsilon=norm_epsilon,
             dropout=attention_dropout,
             kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
@@ -195,6 +211,10 @@ class EncoderBlock(Composite):
             "qkv_bias": self.qkv_bias,
             "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
+            "attention_positions": self.attention_positions,
+            "grid": self.grid,
+            "num_prefix_tokens": self.num_prefix_tokens,
+            "relative_mlp_dim": self.relative_mlp_dim,
             "gelu": self.gelu,
             "norm_epsilon": self.norm_epsilon,
             "layer_scale": self.layer_scale,

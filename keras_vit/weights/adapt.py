@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.resample import resample_grid
+from keras_vit.model import resampled
 
 LOG = logging.getLogger("keras_vit")
 PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"
+RELATIVE = ("relative_positions/table", "relative_positions/keys")
 HEAD = ("head/kernel", "head/bias")
 
 
@@ -19,10 +20,14 @@ def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) 
     """A weight of `source`, changed for `target`."""
     if path == PATCHES and source.in_channels != target.in_channels:
         return adapt_channels(value, target.in_channels)
-    if path == TABLE and source.grid != target.grid:
-        rule, prefix = target.interpolation, int(source.class_row)
-        return resample_grid(value, source.grid, target.grid, rule, prefix=prefix)
+    if changes_with_grid(path) and source.grid != target.grid:
+        return resampled(path, value, source, target)
     return value
+
+
+def changes_with_grid(path: str) -> bool:
+    """Whether a weight holds positions, so that another grid needs another table."""
+    return path == TABLE or path.endswith(RELATIVE)
 
 
 def adapted_shape(
@@ -33,6 +38,12 @@ def adapted_shape(
         return (*shape[:2], target.in_channels, shape[3])
     if path == TABLE:
         return (target.num_patches + source.class_row, shape[1])
+    if path.endswith(RELATIVE[0]):
+        (rows, columns), prefix = target.grid, source.num_prefix_tokens
+        return ((2 * rows - 1) * (2 * columns - 1) + 3 * prefix, shape[1])
+    if path.endswith(RELATIVE[1]):
+        tokens = target.num_patches + source.num_prefix_tokens
+        return (2 * tokens - 1, *shape[1:])
     return shape
 
 
@@ -86,7 +97,8 @@ def log_changes(source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
             target.pixel_mean,
             target.pixel_std,
         )
-    if source.grid != target.grid and target.position_embedding == "learned":
+    learned = target.position_table == "learned" or target.attention_positions
+    if source.grid != target.grid and learned:
         rule = target.interpolation
         LOG.info("Position table resampled from %s to %s by %r", source.grid, target.grid, rule)
 

@@ -35,6 +35,8 @@ _RULES = {
     _BLOCK + "attention/(?:query|key|value)/lora_kernel_a": ((None, MODEL, None), _HEADS),
     _BLOCK + "attention/attention_output/kernel": ((MODEL, None, None), _HEADS),  # (h, d, D)
     _BLOCK + "attention/attention_output/lora_kernel_a": ((MODEL, None, None), _HEADS),
+    _BLOCK + "attention/relative_positions/table": ((None, MODEL), _HEADS),  # (P, h)
+    _BLOCK + "attention/relative_positions/keys": ((None, MODEL, None), _HEADS),  # (2T - 1, h, d)
     _BLOCK + "mlp/dense_1/kernel": ((None, MODEL), _HIDDEN),  # (D, M)
     _BLOCK + "mlp/dense_1/bias": ((MODEL,), _HIDDEN),
     _BLOCK + "mlp/dense_1/lora_kernel_b": ((None, MODEL), _HIDDEN),
@@ -127,8 +129,12 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     absent = ["lora_kernel"]  # adapters are optional
     if not config.qkv_bias:
         absent.append("value)/bias")
-    if config.position_embedding != "learned":
-        absent.append("/table")
+    if config.position_table != "learned":
+        absent.append("position_embedding/table")
+    if config.attention_positions != "relative_bias":
+        absent.append("relative_positions/table")
+    if config.attention_positions != "relative":
+        absent.append("relative_positions/keys")
     if config.representation_size is None:
         absent.append("pre_logits")
     if not config.num_classes:

@@ -52,7 +52,7 @@ def draw(model: keras_vit.ViT, examples: Iterable[Any], folder: str | Path) -> l
             lambda: explain.plot_patch_filters(model),
         ),
     }
-    if model.config.position_embedding != "none":
+    if model.config.position_table:
         figures["positions"] = (
             "Which positions the model takes for alike",
             lambda: explain.plot_position_similarity(model),
