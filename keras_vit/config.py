@@ -11,7 +11,7 @@ from keras_vit.resample import PRESETS
 RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
 POSITION_TABLES = ("learned", "learned_2d", "sincos_2d")
 """What `position_embedding` may add to the tokens."""
-ATTENTION_POSITIONS = ("rope", "rope_mixed")
+ATTENTION_POSITIONS = ("rope", "rope_mixed", "relative", "relative_bias", "relative_mlp")
 """What `position_embedding` may do in attention, alone or beside a table, as in "learned+rope"."""
 CHOICES = {
     "block_norm": ("pre", "post"),
@@ -46,6 +46,8 @@ MAX_PATCHES = 1 << 20
 """Most patches: 16,384 x 16,384 pixels in patches of 16."""
 MAX_FIXED_TABLE = 1 << 28
 """Most numbers in a computed table ("sincos_2d", "rope"), which no file's size bounds."""
+MAX_TOKEN_PAIRS = 1 << 26
+"""Most pairs of tokens with relative positions, each of which has an index in memory."""
 FLAGS = (
     "ignore_remainder",
     "qkv_bias",
@@ -58,7 +60,7 @@ FLAGS = (
 )
 LIMITS = {
     **dict.fromkeys(("in_channels", "width", "num_heads", "mlp_dim", "num_registers"), MAX_SIZE),
-    **dict.fromkeys(("head_dim", "representation_size"), MAX_SIZE),
+    **dict.fromkeys(("head_dim", "representation_size", "relative_mlp_dim"), MAX_SIZE),
     **dict.fromkeys(("pooling_heads", "pooling_mlp_dim"), MAX_SIZE),
     "depth": MAX_DEPTH,
     "num_classes": MAX_CLASSES,
@@ -129,12 +131,17 @@ class ViTConfig:
     """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch)."""
     position_embedding: str = "learned"
     """A table added to the tokens: "learned" (one row per position), "learned_2d" (rows + columns),
-    "sincos_2d" or "none"; or what rotates queries and keys: "rope" (fixed frequencies),
-    "rope_mixed" (learned by each block and head); or both, such as "learned+rope"."""
+    "sincos_2d" or "none".
+
+    Attention may know positions instead, or too, as in "learned+rope": "rope" rotates queries and
+    keys, "rope_mixed" by learned frequencies; "relative" (Appendix D.4) has a learned key for each
+    offset of two tokens, "relative_bias" (BEiT) a learned bias, "relative_mlp" one by an MLP."""
     position_class_row: bool = True
     """Whether a learned table has a row for the class token. Ignored without a class token."""
     interpolation: str = "google"
-    """How `resized` resamples the table: a name in `keras_vit.resample.PRESETS`."""
+    """How `resized` resamples position tables: a name in `keras_vit.resample.PRESETS`."""
+    relative_mlp_dim: int = 128
+    """Hidden size of the MLP of "relative_mlp"."""
     rope_base: float = 100.0
     """Rotary positions: quotient of the highest and the lowest frequency; the initial one of
     "rope_mixed"."""
@@ -248,7 +255,7 @@ class ViTConfig:
 
     @property
     def attention_positions(self) -> str | None:
-        """What `position_embedding` does in attention: "rope", "rope_mixed" or None."""
+        """What `position_embedding` does in attention: a name in `ATTENTION_POSITIONS`, or None."""
         word = self.position_embedding.split("+")[-1]
         return word if word in ATTENTION_POSITIONS else None
 
@@ -297,7 +304,8 @@ class ViTConfig:
         _require(holds(value := getattr(self, name)), name, rule, value)
 
     def _check_types(self) -> None:
-        for name in ("in_channels", "width", "depth", "num_heads", "mlp_dim"):
+        sizes = ("width", "depth", "num_heads", "mlp_dim", "relative_mlp_dim")
+        for name in ("in_channels", *sizes):
             self._check(name, "be a positive int", lambda v: _is_int(v) and v > 0)
         for name in ("num_classes", "num_registers"):
             self._check(name, "be an int >= 0", lambda v: _is_int(v) and v >= 0)
@@ -323,10 +331,11 @@ class ViTConfig:
 
     def _check_tokens(self) -> None:
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
-        count, kind = self.num_patches, self.position_embedding
-        rotary = self.attention_positions in ("rope", "rope_mixed")
-        fixed = count * self.width if self.position_table == "sincos_2d" else 0
+        count, kind, where = self.num_patches, self.position_table, self.attention_positions
+        rotary = where in ("rope", "rope_mixed")
+        fixed = count * self.width if kind == "sincos_2d" else 0
         angles = count * self.key_dim if rotary else 0
+        pairs = self.num_tokens**2 if where and not rotary else 0
         for holds, rule in (
             (
                 self.ignore_remainder or (height % patch_height == 0 and width % patch_width == 0),
@@ -346,23 +355,31 @@ class ViTConfig:
             (
                 angles <= MAX_FIXED_TABLE,
                 f"have at most {MAX_FIXED_TABLE} / head_dim={self.key_dim} patches for "
-                f"position_embedding={kind!r}",
+                f"position_embedding={self.position_embedding!r}",
+            ),
+            (
+                pairs <= MAX_TOKEN_PAIRS,
+                f"have at most {MAX_TOKEN_PAIRS} pairs of tokens for "
+                f"position_embedding={self.position_embedding!r}",
             ),
         ):
             _require(holds, "image_size", rule, self.image_size)
         divisor = {"learned_2d": 2, "sincos_2d": 4}.get(self.position_table, 1)
         rule = f"be a multiple of {divisor} for position_embedding={kind!r}"
         self._check("width", rule, lambda v: v % divisor == 0)
+        if where:
+            rule = f"be 0 for position_embedding={self.position_embedding!r}"
+            why = "which must know each patch's place"
+            self._check("patch_dropout", f"{rule}, {why}", lambda v: v == 0)
+        if where == "relative_bias":
+            why = "whose table has no entries for registers"
+            self._check("num_registers", f"{rule}, {why}", lambda v: v == 0)
         self._check_rotary(rotary)
 
     def _check_rotary(self, rotary: bool) -> None:
-        kind = f"position_embedding={self.position_embedding!r}"
         if rotary:
-            _require(
-                self.key_dim % 4 == 0, "head_dim", f"be a multiple of 4 for {kind}", self.key_dim
-            )
-            rule = f"be 0 for {kind}, which must know each patch's place"
-            self._check("patch_dropout", rule, lambda v: v == 0)
+            rule = f"be a multiple of 4 for position_embedding={self.position_embedding!r}"
+            _require(self.key_dim % 4 == 0, "head_dim", rule, self.key_dim)
         self._check("rope_base", "be a number of at least 1", lambda v: _is_number(v) and v >= 1)
         rule = f"be a number in [-{MAX_SIZE}, {MAX_SIZE}]"
         self._check("rope_offset", rule, lambda v: _is_number(v) and abs(v) <= MAX_SIZE)

@@ -20,7 +20,7 @@ class ViT(keras.Model):
     """A Vision Transformer as in "An Image is Worth 16x16 Words", a functional Keras model.
 
     z_0 = [x_class; x_1 E; ...; x_N E] + E_pos    (1)
-    z'_l = MSA(LN(z_{l-1})) + z_{l-1}             (2)
+    z'_l = MSA(LN(z_{l-1})) + z_{l-1}             (2)    its scores may include relative positions
     z_l = MLP(LN(z'_l)) + z'_l                    (3)
     y = LN(z_L^0)                                 (4)
 
@@ -293,10 +293,9 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     (768, 1000)
     """
     fields: dict[str, Any] = {"depth": 1, "labels": None}
-    if config.position_embedding != "none":
-        # "sincos_2d" and "rope" have no weights, and a table of any size.
-        words = set(config.position_embedding.split("+")) - {"sincos_2d", "rope"}
-        fields["position_embedding"] = "+".join(sorted(words)) or "none"
+    # "sincos_2d" and "rope" have no weights, and a table of any size.
+    words = set(config.position_embedding.split("+")) - {"sincos_2d", "rope"}
+    fields["position_embedding"] = "+".join(sorted(words)) or "none"
     with deferred():
         model = ViT(config.replace(**fields))
     shapes = {weight.path: tuple(weight.shape) for weight in model.weights}
@@ -312,18 +311,25 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def resized_weight(path: str, value: np.ndarray, old: ViTConfig, new: ViTConfig) -> np.ndarray:
-    """A weight of a model with `old`, for another `image_size` or `patch_size` in `new`."""
+    """A weight of a model with the config `old`, for another image size or patch size in `new`."""
+    *_, layer, name = path.split("/")
     rule = new.interpolation
     if path == "patches/projection/kernel" and old.patch_size != new.patch_size:
         # Only timm resizes patches by its own rule; the others have the paper's or none.
-        return resample.resample_kernel(
-            value, new.patch_size, rule if rule == "timm" else "timm_npz"
-        )
-    if path == "position_embedding/table":
+        kernel_rule = rule if rule == "timm" else "timm_npz"
+        return resample.resample_kernel(value, new.patch_size, kernel_rule)
+    if layer == "position_embedding" and name == "table":
         return resample.resample_grid(value, old.grid, new.grid, rule, prefix=int(old.class_row))
-    if path in ("position_embedding/rows", "position_embedding/columns"):
-        axis = 0 if path.endswith("rows") else 1
+    if layer == "position_embedding" and name in ("rows", "columns"):
+        axis = 0 if name == "rows" else 1
         return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), rule)
+    if layer == "relative_positions" and name == "table":
+        return resample.resample_offsets(value, old.grid, new.grid, rule)
+    if layer == "relative_positions" and name == "keys":
+        # The paper has no rule: offsets keep their share of the sequence's length.
+        lines = (2 * old.num_tokens - 1, 1), (2 * new.num_tokens - 1, 1)
+        flat = resample.resample_grid(value.reshape(len(value), -1), *lines, rule)
+        return flat.reshape(-1, *value.shape[1:])
     return value
 
 
@@ -419,6 +425,10 @@ def _encode(z, config: ViTConfig, policy):
             rope=rope,
             mlp=config.mlp,
             mlp_inner_norm=config.mlp_inner_norm,
+            attention_positions=config.attention_positions,
+            grid=config.grid,
+            num_prefix_tokens=config.num_prefix_tokens,
+            relative_mlp_dim=config.relative_mlp_dim,
             gelu=config.gelu,
             norm_epsilon=config.norm_epsilon,
             layer_scale=config.layer_scale,
@@ -496,10 +506,6 @@ def _head(y, config: ViTConfig, policy):
         dtype=policy if quantized else exact,
         name="head",
     )(y)  # (B, K)
-
-
-def _gate(block) -> list:
-    return [block.mlp.gate] if block.mlp.kind == "swiglu" else []
 
 
 def _gate(block) -> list:

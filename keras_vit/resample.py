@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 _CHOICES = {
     "kernel": ("bilinear", "bicubic"),
-    "coordinates": ("half_pixel", "align_corners"),
+    "coordinates": ("half_pixel", "align_corners", "geometric"),
     "border": ("clamp", "renormalize"),
 }
 
@@ -33,8 +33,9 @@ class Interpolation:
     Args:
         kernel: The weight of a neighbor by its distance: the triangle of radius 1, or Keys' cubic
             of radius 2.
-        coordinates: What both grids share: the outer edges of their cells (`"half_pixel"`) or the
-            centers of their corner cells (`"align_corners"`).
+        coordinates: What both grids share: the outer edges of their cells (`"half_pixel"`), the
+            centers of their corner cells (`"align_corners"`), or their centers, from which the old
+            samples are ever farther apart, in geometric progression (`"geometric"`).
         antialias: Whether to widen the kernel when the grid shrinks, so that no row is skipped.
         cubic_a: The slope of the cubic at distance 1. Used by `"bicubic"` only.
         border: Whether neighbors outside the grid repeat the edge (`"clamp"`) or are left out, with
@@ -43,7 +44,7 @@ class Interpolation:
     """
 
     kernel: Literal["bilinear", "bicubic"]
-    coordinates: Literal["half_pixel", "align_corners"] = "half_pixel"
+    coordinates: Literal["half_pixel", "align_corners", "geometric"] = "half_pixel"
     antialias: bool = False
     cubic_a: float = -0.75
     border: Literal["clamp", "renormalize"] = "clamp"
@@ -58,11 +59,14 @@ class Interpolation:
         # With 1 or more, another row would fit.
         fits = 0 <= self.size_offset < 1
         _require(fits, "size_offset", "be at least 0 and less than 1", self.size_offset)
-        # No library combines these with aligned corners, so there is nothing to compare with.
-        if self.coordinates == "align_corners":
-            rule = "be {} when coordinates='align_corners'"
+        # No library combines these with other coordinates, so there is nothing to compare with.
+        if self.coordinates != "half_pixel":
+            rule = f"be {{}} when coordinates={self.coordinates!r}"
             _require(not self.antialias, "antialias", rule.format(False), self.antialias)
             _require(self.size_offset == 0, "size_offset", rule.format(0), self.size_offset)
+        if self.coordinates == "geometric":
+            rule = "be 'bilinear' when coordinates='geometric'"
+            _require(self.kernel == "bilinear", "kernel", rule, self.kernel)
 
 
 PRESETS: dict[str, Interpolation] = {
@@ -91,6 +95,14 @@ PRESETS: dict[str, Interpolation] = {
     "torchvision": Interpolation("bicubic", "align_corners"),
 }
 
+OFFSETS: dict[str, Interpolation] = {
+    # timm `layers/pos_embed_rel.py: resize_rel_pos_bias_table`, without TIMM_USE_SCIPY_INTERP.
+    "timm": Interpolation("bilinear", "geometric"),
+    # transformers `BeitRelativePositionBias`: F.interpolate(mode="bilinear").
+    "huggingface": Interpolation("bilinear"),
+}
+"""The rules for tables of relative positions, where they differ from `PRESETS`."""
+
 
 def matrix(old: int, new: int, interpolation: str | Interpolation) -> NDArray[np.float64]:
     """The weights that resample a line of `old` samples to `new` samples.
@@ -106,6 +118,8 @@ def matrix(old: int, new: int, interpolation: str | Interpolation) -> NDArray[np
     rule = _resolve(interpolation)
     _require(_is_size(old), "old", "be a positive integer", old)
     _require(_is_size(new), "new", "be a positive integer", new)
+    if rule.coordinates == "geometric":
+        return _geometric(old, new)
     if rule.coordinates == "align_corners":
         # Deviation: scipy's zoom returns zeros for the last row if i * step rounds to more than
         # old - 1 (as for 16 -> 30 and 24 -> 42); here it is the table's last row.
@@ -208,6 +222,50 @@ def resample_kernel(
     columns = np.linalg.pinv(matrix(old_w, new_w, interpolation).T)  # (new_w, old_w)
     new = np.einsum("ih,jw,hwcd->ijcd", rows, columns, kernel.astype(np.float64), optimize=True)
     return new.astype(kernel.dtype)
+
+
+def resample_offsets(
+    table: Any,
+    old_grid: tuple[int, int],
+    new_grid: tuple[int, int],
+    interpolation: str | Interpolation = "google",
+) -> NDArray[Any]:
+    """Resamples a table of relative positions, one row per offset, for another grid of patches.
+
+    Args:
+        table: An array `((2 * old_height - 1) * (2 * old_width - 1) + k, h)`; the last k rows are
+            kept unchanged.
+        old_grid: `(height, width)` in patches.
+        new_grid: The new `(height, width)`.
+        interpolation: A name in `PRESETS`, or an `Interpolation`.
+
+    Returns:
+        A new array for `new_grid`.
+    """
+    if isinstance(interpolation, str):
+        interpolation = OFFSETS.get(interpolation, interpolation)
+    old_h, old_w = _check_grid("old_grid", old_grid)
+    new_h, new_w = _check_grid("new_grid", new_grid)
+    old, new = (2 * old_h - 1, 2 * old_w - 1), (2 * new_h - 1, 2 * new_w - 1)
+    table = np.asarray(table)
+    count = old[0] * old[1]
+    return np.concatenate([resample_grid(table[:count], old, new, interpolation), table[count:]])
+
+
+def _geometric(old: int, new: int) -> NDArray[np.float64]:
+    """Linear interpolation of odd lines, whose old samples lie at 0, 1, 1 + q, 1 + q + q^2 ...
+
+    The ratio q is that with which they reach as far as the new samples, at 0, 1, 2 ...
+    """
+    half, goal = old // 2, new // 2
+    low, high = 1.01, 1.5  # so a smaller grid is cut out of the larger one, nearly
+    while high - low > 1e-6:
+        q = (low + high) / 2
+        low, high = (low, q) if (1 - q**half) / (1 - q) > goal else (q, high)
+    distances = np.cumsum(q ** np.arange(half))  # (old // 2,)
+    knots = np.concatenate([-distances[::-1], [0.0], distances])  # (old,)
+    centers = np.arange(new) - new // 2
+    return np.stack([np.interp(centers, knots, row) for row in np.eye(old)], axis=1)  # (new, old)
 
 
 def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:

@@ -39,6 +39,11 @@ KINDS = {
     "learned_2d": TINY.replace(position_embedding="learned_2d"),
     "sincos_2d": TINY.replace(position_embedding="sincos_2d", **PLAIN_HEAD),
     "no_positions": TINY.replace(position_embedding="none"),
+    "relative": TINY.replace(position_embedding="relative", num_registers=1),
+    "relative_bias": TINY.replace(position_embedding="relative_bias", key_bias=False),
+    "relative_mlp": TINY.replace(
+        position_embedding="relative_mlp", relative_mlp_dim=7, **PLAIN_HEAD
+    ),
     "qk_norm": TINY.replace(qk_norm=True, qkv_bias=False),
     "no_key_bias": TINY.replace(key_bias=False),
     "wide_heads": TINY.replace(head_dim=3, gelu="tanh", norm_epsilon=1e-3),
@@ -87,6 +92,19 @@ COMBINATIONS = {
     "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
     "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
     "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
+    "relative_normed": ("relative", {"qk_norm": True}),
+    "relative_mlp_prefix": (
+        "relative_mlp",
+        {"class_token": True, "num_registers": 1, "pooling": "mean_all"},
+    ),
+    "learned_and_relative_bias": (
+        "relative_bias",
+        {"position_embedding": "learned+relative_bias", "patch_size": 4, "pooling": "mean"},
+    ),
+    "sincos_and_relative": (
+        "no_class_token",
+        {"position_embedding": "sincos_2d+relative", "depth": 1},
+    ),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

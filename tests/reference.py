@@ -137,7 +137,8 @@ def attention(config, w, z):
         if config.attention_positions in ("rope", "rope_mixed"):
             frequencies = w["rotary/frequencies"][:, h] if "rotary/frequencies" in w else None
             q, k = rotated(config, q, frequencies), rotated(config, k, frequencies)
-        a = softmax(q @ k.transpose(0, 2, 1) / np.sqrt(config.key_dim))  # Eq. 6
+        scores = q @ k.transpose(0, 2, 1) / np.sqrt(config.key_dim)
+        a = softmax(scores + relative(config, w, q, h))  # Eq. 6
         heads.append(a @ v)  # Eq. 7
     joined = np.concatenate(heads, axis=-1)
     kernel = w["attention_output/kernel"].reshape(-1, config.width)
@@ -184,6 +185,33 @@ def rotated(config, x, frequencies):
             turned = (x[:, token, a] + 1j * x[:, token, b]) * np.exp(1j * angle)
             x[:, token, a], x[:, token, b] = turned.real, turned.imag
     return x
+
+
+def relative(config, w, q, h):
+    """What the scores of head h get for each pair of tokens, one pair after the other."""
+    kind, (gh, gw), k = config.attention_positions, config.grid, config.num_prefix_tokens
+    w = _under(w, "relative_positions/")
+    tokens = config.num_tokens
+    scores = np.zeros((len(q), tokens, tokens))
+    for i in range(tokens) if kind else ():
+        for j in range(tokens):
+            if kind == "relative":  # Appendix D.4: an extra query-key product
+                key = w["keys"][i - j + tokens - 1, h]
+                scores[:, i, j] = q[:, i] @ key / np.sqrt(config.key_dim)
+            elif i >= k and j >= k:
+                (yi, xi), (yj, xj) = divmod(i - k, gw), divmod(j - k, gw)
+                if kind == "relative_bias":
+                    table = w["table"][: (2 * gh - 1) * (2 * gw - 1), h]
+                    table = table.reshape(2 * gh - 1, 2 * gw - 1)
+                    scores[:, i, j] = table[yi - yj + gh - 1, xi - xj + gw - 1]
+                else:
+                    offset = np.array([yi - yj, xi - xj])
+                    x = np.sign(offset) * np.log(1 + abs(offset))
+                    x = np.maximum(x @ w["hidden_kernel"] + w["hidden_bias"], 0)
+                    scores[:, i, j] = x @ w["bias_kernel"][:, h] + w["bias_bias"][h]
+            elif kind == "relative_bias":  # class to patch, patch to class, class to class
+                scores[:, i, j] = w["table"][-1 if i < k and j < k else -2 if j < k else -3, h]
+    return scores
 
 
 def norm(x, w, eps):

@@ -27,7 +27,7 @@ def position_similarity(model: ViT) -> np.ndarray:
     config = model.config
     if config.position_table is None:
         raise ValueError(
-            "model must have position embeddings. "
+            "model must add position embeddings to its tokens. "
             f"Received: position_embedding={config.position_embedding!r}"
         )
     layer = model.get_layer("position_embedding")

@@ -13,6 +13,8 @@ Each rule here is an identity, so the folded model equals the model up to roundi
   that are rotated by their position.
 - Rotary positions rotate pairs of numbers. Queries and keys are reordered alike, so that a pair is
   always i and i + d/2.
+- What attention adds to its scores for two tokens' positions is computed beforehand, except what
+  depends on the query.
 - Attention weights sum to 1, so the bias of the values moves into that of the output projection.
 - A LayerNorm ignores the mean of its input. Where only LayerNorms read the residual stream,
   whatever is added to the stream is centered beforehand, and no mean is left to subtract.
@@ -100,6 +102,10 @@ class Block:
     key_norm: Norm | None
     rotation: Rotation | None
     """Of queries and keys, after their norms."""
+    score_bias: np.ndarray | None
+    """(h, T, T), added to the scores, or None."""
+    offset_keys: np.ndarray | None
+    """(h, 2 T, d), for scores that depend on the offset of two tokens, or None."""
     output: Product
     """(h * d, D)."""
     mlp_norm: Norm
@@ -316,13 +322,20 @@ def _block(block) -> Block:
     query_norm: Any = None
     key_norm: Any = None
     rotation = _rotation(attention)
+    score_bias = offset_keys = None
+    if attention.attention_positions == "relative":
+        offset_keys = _array(attention.relative_positions.offset_keys("float32")).swapaxes(0, 1)
+    elif attention.attention_positions:
+        score_bias = _array(attention.relative_positions.bias())  # (h, T, T)
     if attention.qk_norm:
         query_norm, key_norm = _norm(attention.query_norm), _norm(attention.key_norm)
-        gain = scale if rotation else scale * key_norm.scale
+        # Keys that are rotated, and those of offsets, do not have this gain.
+        movable = not rotation and offset_keys is None
+        gain = scale * key_norm.scale if movable else scale
         query_norm = dataclasses.replace(
             query_norm, scale=query_norm.scale * gain, offset=query_norm.offset * gain
         )
-        key_norm = key_norm if rotation else _bare(key_norm)
+        key_norm = _bare(key_norm) if movable else key_norm
     else:
         query = _scaled(query, scale)
         key = key if rotation else _without_bias(key)
@@ -344,6 +357,8 @@ def _block(block) -> Block:
         query_norm=query_norm,
         key_norm=key_norm,
         rotation=rotation,
+        score_bias=score_bias,
+        offset_keys=offset_keys,
         output=output,
         mlp_norm=mlp_norm,
         mlp_gate=mlp_gate,

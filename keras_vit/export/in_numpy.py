@@ -59,8 +59,22 @@ class NumpyOperators:
         swapped = np.roll(x, x.shape[-1] // 2, axis=-1)
         return x * r.cos + swapped * r.sin
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows_of: Any) -> np.ndarray:
-        z = self.activate(q @ k.swapaxes(2, 3), "softmax") @ v  # (B, h, T, d)
+    def offset_scores(self, q: np.ndarray, name: str, keys: np.ndarray) -> np.ndarray:
+        scores = q @ keys.swapaxes(1, 2)  # (B, h, n, 2T)
+        rows, tokens = q.shape[2], keys.shape[1] // 2
+        starts = [tokens - 1 - i for i in range(rows)]
+        shifted = [scores[:, :, i, start : start + tokens] for i, start in enumerate(starts)]
+        return np.stack(shifted, axis=2)  # (B, h, n, T)
+
+    def bias(self, name: str, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def attend(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows_of: Any, bias: np.ndarray | None
+    ) -> np.ndarray:
+        scores = q @ k.swapaxes(2, 3)  # (B, h, T, T)
+        scores = scores if bias is None else scores + bias
+        z = self.activate(scores, "softmax") @ v  # (B, h, T, d)
         return z.swapaxes(1, 2).reshape(len(rows_of), -1)  # (B * T, h * d)
 
     def weigh(self, scores: np.ndarray, values: np.ndarray, start: int, tokens: int) -> np.ndarray:

@@ -9,7 +9,7 @@ Shapes: B batch, P x P pixels and C channels a patch, N patches, k tokens in fro
 width, h heads, d head size, M the MLP's width, R features, K classes. Tokens are rows, (B * T, D).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,10 +52,20 @@ class Operators(Protocol):
     def rotate(self, x: Any, r: Rotation) -> Any:
         """Rotates queries or keys (B, h, T, d) by the positions of their tokens."""
 
-    def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
-        """`softmax(q k^T) v`, softmax in float32: from (B, h, T, d) to (B * T, h * d).
+    def offset_scores(self, q: Any, name: str, keys: np.ndarray) -> Any:
+        """Row i of `q keys^T` from column T - 1 - i on, in float32: it is `skewed`.
 
-        `rows_of` is a tensor with as many rows as the result, for a target that needs to see them.
+        From `q` (B, h, n, d) and `keys` (h, 2 T, d) to (B, h, n, T).
+        """
+
+    def bias(self, name: str, array: np.ndarray) -> Any:
+        """An array (h, n, T) in float32 to be added to scores."""
+
+    def attend(self, q: Any, k: Any, v: Any, rows_of: Any, bias: Any) -> Any:
+        """`softmax(q k^T + bias) v`, softmax in float32: from (B, h, T, d) to (B * T, h * d).
+
+        `bias` is what `bias` or `offset_scores` returned, or None. `rows_of` is a tensor with as
+        many rows as the result, for a target that needs to see them.
         """
 
     def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
@@ -94,6 +104,18 @@ class Operators(Protocol):
 
     def to_float32(self, x: Any) -> Any:
         """What follows is computed in float32, even if what came before was not."""
+
+
+def skewed(scores: Any, reshape: Callable[[Any, list[int]], Any]) -> Any:
+    """Row i of each matrix (n, 2 T) from column T - 1 - i on, from (B, h, n, 2 T) to (B, h, n, T).
+
+    As in the layer: read as rows of one number less, each row starts one column later.
+    """
+    _, heads, rows, columns = scores.shape
+    tokens = columns // 2
+    line = reshape(scores, [-1, heads, rows * columns])
+    line = line[:, :, tokens - 1 : tokens - 1 + rows * (columns - 1)]
+    return reshape(line, [-1, heads, rows, columns - 1])[:, :, :, :tokens]
 
 
 class Program:
@@ -177,7 +199,8 @@ class Program:
             q, k, v = self._query_key_value(z, block, first_only)
             x = self._first(x) if first_only else x
             with ops.scope(f"{block.name}/attention"):
-                z = ops.attend(q, k, v, rows_of=x)  # (B * T, h * d)
+                bias = self._score_bias(q, block, first_only)
+                z = ops.attend(q, k, v, rows_of=x, bias=bias)  # (B * T, h * d)
             x = ops.add(ops.product(z, block.output), x)  # (B * T, D), Eq. 2
             x = x if pre else ops.norm(x, block.attention_norm)
 
@@ -245,6 +268,16 @@ class Program:
             with ops.scope(f"{pool.name}/mlp"):
                 z = ops.gelu(ops.product(z, pool.mlp_1), config.gelu)  # (B, M)
             return ops.add(ops.product(z, pool.mlp_2), x)
+
+    def _score_bias(self, q: Any, block: Block, first_only: bool) -> Any:
+        """What is added to the scores, (h, T, T) or (B, h, T, T), or None."""
+        name = f"{block.name}/attention/relative_positions"
+        if block.offset_keys is not None:
+            return self.ops.offset_scores(q, name, block.offset_keys)
+        if block.score_bias is not None:
+            rows = 1 if first_only else None
+            return self.ops.bias(name, block.score_bias[:, :rows])
+        return None
 
     def _first(self, x: Any) -> Any:
         return self.ops.token(x, 0, self.config.num_tokens)

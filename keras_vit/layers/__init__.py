@@ -12,6 +12,7 @@ from keras_vit.layers.patch_grid import PatchGrid
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
+from keras_vit.layers.relative_positions import RelativePositions
 from keras_vit.layers.rotary import RotaryEmbedding
 from keras_vit.layers.rotary_rescale import RotaryRescale
 
@@ -28,6 +29,7 @@ __all__ = [
     "Patches",
     "Pooling",
     "PositionEmbedding",
+    "RelativePositions",
     "RotaryEmbedding",
     "RotaryRescale",
 ]

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vit.layers.composite import Composite
 from keras_vit.layers.layer_norm import LayerNormalization
+from keras_vit.layers.relative_positions import RelativePositions
 from keras_vit.layers.rotary import RotaryEmbedding
 
 
@@ -17,7 +18,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     Shapes: B batch, T tokens, D width, h heads, d key_dim.
 
     [q, k, v] = z U_qkv                      (5)
-    A = softmax(q k^T / sqrt(d))             (6)
+    A = softmax(q k^T / sqrt(d) + S)         (6)    S: see `RelativePositions`; 0 without
     SA(z) = A v                              (7)
     MSA(z) = [SA_1(z); ...; SA_h(z)] U_msa   (8)
 
@@ -40,6 +41,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         output_bias: Whether the output projection has a bias; None means `use_bias`.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         key_bias: Whether the key projection has a bias too, where `use_bias` is True.
+        attention_positions: The kind of `RelativePositions` that is added to the scores, or None.
+        grid: Rows and columns of patches, for `attention_positions`.
+        num_prefix_tokens: Tokens before the patches, for `attention_positions`.
+        relative_mlp_dim: Hidden size of the MLP of "relative_mlp".
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
@@ -68,11 +73,28 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         output_bias=None,
         rope=None,
         key_bias=True,
+        attention_positions=None,
+        grid=None,
+        num_prefix_tokens=0,
+        relative_mlp_dim=128,
         **kwargs,
     ):
         super().__init__(num_heads=num_heads, key_dim=key_dim, **kwargs)
         self.output_bias = output_bias
         self.key_bias = key_bias
+        self.attention_positions = attention_positions
+        self.grid = grid
+        self.num_prefix_tokens = num_prefix_tokens
+        self.relative_mlp_dim = relative_mlp_dim
+        if attention_positions is not None:
+            self.relative_positions = RelativePositions(
+                attention_positions,
+                grid,
+                num_prefix_tokens,
+                relative_mlp_dim,
+                dtype=self.dtype_policy,
+                name="relative_positions",
+            )
         self.qk_norm = qk_norm
         self.norm_epsilon = norm_epsilon
         if qk_norm:
@@ -97,6 +119,9 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
         if self.rope is not None:
             self.rotary.build((None, query_shape[1], self.num_heads, self.key_dim))
+        if self.attention_positions is not None:
+            heads = (self.num_heads, self.key_dim)
+            self.relative_positions.build((*query_shape[:2], *heads))
         self._restore_trainable()
 
     def _make_output_dense(self, query_shape, common_kwargs, name=None):
@@ -126,6 +151,13 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         rope_scale=None,
     ):
         self._rope_scale = rope_scale  # Keras' `call` does not pass it on
+        if self.attention_positions is not None and (
+            value is not query or (key is not None and key is not query)
+        ):
+            raise ValueError(
+                "value and key must be query: attention_positions are those of self-attention. "
+                f"Received: attention_positions={self.attention_positions!r}"
+            )
         masks = (query_mask, value_mask, key_mask, attention_mask)
         if (
             (key is not None and key is not value)
@@ -197,7 +229,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             scale, self._rope_scale = self._rope_scale, None
             query, key = self.rotary(query, scale), self.rotary(key, scale)
         dropped = bool(training) and self.dropout > 0
-        if attention_mask is not None or kwargs:
+        positions = self.attention_positions is not None
+        if (attention_mask is not None or kwargs) and not positions:
             return super()._compute_attention(
                 query,
                 key,
@@ -207,24 +240,47 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
                 return_attention_scores=return_attention_scores,
                 **kwargs,
             )
-        if self._has_kernel(query.dtype) and not (dropped or return_attention_scores):
+        scale = self.key_dim**-0.5
+        bias = None
+        if positions:
+            bias = self._bias(ops.multiply(query, scale), attention_mask, **kwargs)
+        # The kernels add the bias in the dtype of the query.
+        exact = bias is None or bias.dtype == query.dtype
+        if self._has_kernel(query.dtype) and exact and not (dropped or return_attention_scores):
             return ops.dot_product_attention(
-                query, key, value, scale=self.key_dim**-0.5, flash_attention=self._flash_attention
+                query, key, value, bias, scale=scale, flash_attention=self._flash_attention
             ), None
-        q = ops.transpose(ops.multiply(query, self.key_dim**-0.5), (0, 2, 1, 3))  # (B, h, T, d)
+        q = ops.transpose(ops.multiply(query, scale), (0, 2, 1, 3))  # (B, h, T, d)
         k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
         v = ops.transpose(value, (0, 2, 1, 3))  # (B, h, T, d)
         scores = ops.matmul(q, k)  # (B, h, T, T)
         exact = keras.backend.result_type(scores.dtype, "float32")
-        scores = ops.softmax(ops.cast(scores, exact), axis=-1)
+        scores = ops.cast(scores, exact)
+        scores = ops.softmax(scores if bias is None else ops.add(scores, bias), axis=-1)
         scores = ops.cast(scores, query.dtype)
         weights = self._dropout_layer(scores, training=training) if dropped else scores
         x = ops.transpose(ops.matmul(weights, v), (0, 2, 1, 3))  # (B, T, h, d)
         return x, scores
 
+    def _bias(self, query, mask, use_causal_mask=False):
+        """The relative positions, and a large negative number where a mask is False."""
+        bias = self.relative_positions(query)  # (h, T, T) or (B, h, T, T)
+        bias = ops.expand_dims(bias, 0) if len(bias.shape) == 3 else bias
+        if use_causal_mask:
+            causal = self._compute_causal_mask(query)  # (1, T, T)
+            mask = causal if mask is None else ops.logical_and(ops.cast(mask, "bool"), causal)
+        if mask is None:
+            return bias  # (1 or B, h, T, T)
+        mask = ops.expand_dims(mask, 1) if len(mask.shape) == 3 else mask  # (B, 1 or h, T, T)
+        return ops.where(ops.cast(mask, "bool"), bias, -1e30)
+
     def get_config(self):
         return {
             **super().get_config(),
+            "attention_positions": self.attention_positions,
+            "grid": self.grid,
+            "num_prefix_tokens": self.num_prefix_tokens,
+            "relative_mlp_dim": self.relative_mlp_dim,
             "qk_norm": self.qk_norm,
             "norm_epsilon": self.norm_epsilon,
             "output_bias": self.output_bias,

@@ -13,6 +13,7 @@ from keras_vit.model import resized_weight
 LOG = logging.getLogger("keras_vit")
 PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"
 LINES = ("position_embedding/rows", "position_embedding/columns")
+RELATIVE = ("relative_positions/table", "relative_positions/keys")
 HEAD = ("head/kernel", "head/bias")
 
 
@@ -21,6 +22,11 @@ def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) 
     if path == PATCHES and source.in_channels != target.in_channels:
         value = adapt_channels(value, target.in_channels)
     return resized_weight(path, value, source, target)
+
+
+def changes_with_grid(path: str) -> bool:
+    """Whether a weight holds positions, so that another grid needs another table."""
+    return path == TABLE or path.endswith(RELATIVE)
 
 
 def adapted_shape(
@@ -33,6 +39,12 @@ def adapted_shape(
         return (target.num_patches + source.class_row, shape[1])
     if path in LINES:
         return (target.grid[LINES.index(path)], shape[1])
+    if path.endswith(RELATIVE[0]):
+        (rows, columns), prefix = target.grid, source.num_prefix_tokens
+        return ((2 * rows - 1) * (2 * columns - 1) + 3 * prefix, shape[1])
+    if path.endswith(RELATIVE[1]):
+        tokens = target.num_patches + source.num_prefix_tokens
+        return (2 * tokens - 1, *shape[1:])
     return shape
 
 
@@ -86,9 +98,10 @@ def log_changes(source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
             target.pixel_mean,
             target.pixel_std,
         )
+    learned = target.position_table == "learned" or target.attention_positions
     if source.patch_size != target.patch_size:
         LOG.info("Patch kernel resampled from %s to %s", source.patch_size, target.patch_size)
-    if source.grid != target.grid and target.position_table == "learned":
+    if source.grid != target.grid and learned:
         rule = target.interpolation
         LOG.info("Position table resampled from %s to %s by %r", source.grid, target.grid, rule)
 

@@ -76,7 +76,10 @@ def make_plan(
     names: dict[str, str] = {}
     for name in shapes:
         short = name.removeprefix(prefix)
-        names[name if short in names else short] = name
+        if short in names:  # with and without the prefix: both keep their whole names
+            names[names[short]] = names[short]
+            short = name
+        names[short] = name
     hints = {**stated, **given}
     if "image_size" in stated:
         hints["image_size"] = stated["image_size"]
@@ -183,8 +186,8 @@ def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
     plan.missing += [f"(for {path})" for path in wanted if path not in made]
     for path in made & wanted.keys():
         saved, new = plan.shapes[path], wanted[path]
-        if path == adapt.PATCHES:  # its size and its channels may differ
-            saved = (*new[:3], saved[3])
+        if path == adapt.PATCHES or path.endswith(adapt.RELATIVE):
+            saved = adapt.adapted_shape(path, saved, plan.source, plan.target)
         if saved != new and path != adapt.TABLE:
             plan.misshaped.append(f"wrong shape: {path} is {saved}, but {new} was requested")
     if adapt.TABLE in made & wanted.keys():

@@ -203,15 +203,31 @@ class OnnxOperators:
         swapped = self.node("Concat", Tensor(names[1], ()), names[0], shape=x.shape, axis=-1)
         return self.node("Add", self.node("Mul", x, cos), self.node("Mul", swapped, sin))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, rows_of: Tensor) -> Tensor:
+    def offset_scores(self, q: Tensor, name: str, keys: np.ndarray) -> Tensor:
+        (_, heads, rows, _), columns = q.shape, keys.shape[1]
+        tokens = columns // 2
+        weight = self._weight(f"{name}/keys", keys.swapaxes(1, 2))  # (h, d, 2T)
+        scores = self.node("MatMul", q, weight, shape=(-1, heads, rows, columns))
+        # `skewed`, in nodes
+        line = self._reshape(scores, -1, heads, rows * columns)
+        line = self._slice(line, tokens - 1, tokens - 1 + rows * (columns - 1), axis=2)
+        line = self._reshape(line, -1, heads, rows, columns - 1)
+        scores = self._slice(line, 0, tokens, axis=3)  # (B, h, n, T)
+        return scores if self._dtype == "float32" else self.cast(scores, "float32")
+
+    def bias(self, name: str, array: np.ndarray) -> Tensor:
+        self._keep(array.astype("float32"), f"{name}/bias")
+        return Tensor(f"{name}/bias", array.shape)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, rows_of: Tensor, bias: Any) -> Tensor:
         _, num_heads, tokens, size = v.shape
         shape = (*q.shape[:3], tokens)
         scores = self.node("MatMul", q, self._transpose(k, 0, 1, 3, 2), shape=shape)  # (B, h, T, T)
-        if self._dtype == "float32":
-            scores = self.activate(scores, "softmax")
-        else:
-            scores = self.activate(self.cast(scores, "float32"), "softmax")
-            scores = self.cast(scores, self._dtype)
+        exact = self._dtype == "float32"
+        scores = scores if exact else self.cast(scores, "float32")
+        scores = scores if bias is None else self.node("Add", scores, bias)
+        scores = self.activate(scores, "softmax")
+        scores = scores if exact else self.cast(scores, self._dtype)
         z = self.node("MatMul", scores, v, shape=q.shape)  # (B, h, T, d)
         z = self._transpose(z, 0, 2, 1, 3)  # (B, T, h, d)
         return self._reshape(z, -1, num_heads * size)  # (B * T, h * d)
@@ -298,10 +314,10 @@ class OnnxOperators:
         shape = tuple(x.shape[axis] for axis in order)
         return self.node("Transpose", x, shape=shape, perm=list(order))
 
-    def _slice(self, x: Tensor, start: int, end: int) -> Tensor:
-        """Tokens from `start` to `end` of (B, T, D)."""
-        shape = (-1, end - start, x.shape[-1])
-        places = self._ints(start), self._ints(end), self._ints(1)
+    def _slice(self, x: Tensor, start: int, end: int, axis: int = 1) -> Tensor:
+        """From `start` to `end` on one axis: tokens of (B, T, D)."""
+        shape = (*x.shape[:axis], end - start, *x.shape[axis + 1 :])
+        places = self._ints(start), self._ints(end), self._ints(axis)
         return self.node("Slice", x, *places, shape=shape)
 
     def _weight(self, name: str, array: np.ndarray) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, joined
-from keras_vit.export.program import Program
+from keras_vit.export.program import Program, skewed
 
 DTYPES = ("float32", "bfloat16")
 MAX_CONSTANTS = 1_900_000_000  # bytes; a graph of more than 2 GB cannot be serialized
@@ -142,10 +142,19 @@ class TensorFlowOperators:
         z = z * cos + tf.concat([second, first], axis=-1) * sin  # (B, h, T, d)
         return tf.cast(z, x.dtype)
 
-    def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
+    def offset_scores(self, q: Any, name: str, keys: np.ndarray) -> Any:
         tf = self.tf
-        scores = tf.matmul(q, k, transpose_b=True)  # (B, h, T, T)
-        scores = tf.cast(tf.nn.softmax(tf.cast(scores, tf.float32)), v.dtype)
+        scores = tf.matmul(q, self._weight(f"{name}/keys", keys, q.dtype), transpose_b=True)
+        return tf.cast(skewed(scores, tf.reshape), tf.float32)  # (B, h, n, T)
+
+    def bias(self, name: str, array: np.ndarray) -> Any:
+        return self._weight(f"{name}/bias", array, self.tf.float32)
+
+    def attend(self, q: Any, k: Any, v: Any, rows_of: Any, bias: Any) -> Any:
+        tf = self.tf
+        scores = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)  # (B, h, T, T)
+        scores = scores if bias is None else scores + bias
+        scores = tf.cast(tf.nn.softmax(scores), v.dtype)
         z = tf.transpose(tf.matmul(scores, v), [0, 2, 1, 3])  # (B, T, h, d)
         columns = z.shape[2] * z.shape[3]
         # Grappler fuses a residual only where it sees that both sides have as many rows, which a

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
 from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, pixel_gain
-from keras_vit.export.program import Program
+from keras_vit.export.program import Program, skewed
 from keras_vit.runtime.tflite import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
@@ -137,7 +137,7 @@ class TFLiteOperators:
     def product(self, x: Any, p: Product) -> Any:
         tf = self.tf
         with self.scope(p.name):
-            x = tf.matmul(x, self._kernel(p))
+            x = tf.matmul(x, self._variable(p.name, p.kernel))
             return tf.nn.bias_add(x, tf.constant(p.bias)) if p.bias.any() else x
 
     def norm(self, x: Any, n: Norm) -> Any:
@@ -157,9 +157,18 @@ class TFLiteOperators:
         first, second = tf.split(x, 2, axis=-1)
         return x * r.cos + tf.concat([second, first], axis=-1) * r.sin  # (B, h, T, d)
 
-    def attend(self, q: Any, k: Any, v: Any, rows_of: Any) -> Any:
+    def offset_scores(self, q: Any, name: str, keys: np.ndarray) -> Any:
         tf = self.tf
-        scores = tf.nn.softmax(tf.matmul(q, k, transpose_b=True))  # (B, h, T, T)
+        scores = tf.matmul(q, self._variable(name, keys[None]), transpose_b=True)  # (B, h, n, 2T)
+        return skewed(scores, lambda x, shape: tf.reshape(x, [self.batch, *shape[1:]]))
+
+    def bias(self, name: str, array: np.ndarray) -> Any:
+        return self._variable(name, array[None])
+
+    def attend(self, q: Any, k: Any, v: Any, rows_of: Any, bias: Any) -> Any:
+        tf = self.tf
+        scores = tf.matmul(q, k, transpose_b=True)  # (B, h, T, T)
+        scores = tf.nn.softmax(scores if bias is None else scores + bias)
         z = tf.transpose(tf.matmul(scores, v), [0, 2, 1, 3])  # (B, T, h, d)
         return tf.reshape(z, [-1, z.shape[2] * z.shape[3]])  # (B * T, h * d)
 
@@ -212,15 +221,15 @@ class TFLiteOperators:
         x = self.tf.reshape(x, [self.batch, tokens, num_heads, x.shape[-1] // num_heads])
         return self.tf.transpose(x, [0, 2, 1, 3])  # (B, h, T, d)
 
-    def _kernel(self, p: Product) -> Any:
+    def _variable(self, name: str, array: np.ndarray) -> Any:
         """A variable, which the converter turns into a constant.
 
         Of a constant it makes so many copies that a gigabyte of kernels takes twenty.
         """
-        if p.name not in self.module.kernels:  # a function is traced more than once
+        if name not in self.module.kernels:  # a function is traced more than once
             with self.tf.init_scope():
-                self.module.kernels[p.name] = self.tf.Variable(p.kernel, trainable=False)
-        return self.module.kernels[p.name]
+                self.module.kernels[name] = self.tf.Variable(array, trainable=False)
+        return self.module.kernels[name]
 
 
 def _of_pixels(folded: Folded) -> Folded:

@@ -35,6 +35,8 @@ _RULES = {
     _BLOCK + "attention/(?:query|key|value)/lora_kernel_a": ((None, MODEL, None), _HEADS),
     _BLOCK + "attention/attention_output/kernel": ((MODEL, None, None), _HEADS),  # (h, d, D)
     _BLOCK + "attention/attention_output/lora_kernel_a": ((MODEL, None, None), _HEADS),
+    _BLOCK + "attention/relative_positions/table": ((None, MODEL), _HEADS),  # (P, h)
+    _BLOCK + "attention/relative_positions/keys": ((None, MODEL, None), _HEADS),  # (2T - 1, h, d)
     _BLOCK + "mlp/dense_1/kernel": ((None, MODEL), _HIDDEN),  # (D, M)
     _BLOCK + "mlp/dense_1/bias": ((MODEL,), _HIDDEN),
     _BLOCK + "mlp/dense_1/lora_kernel_b": ((None, MODEL), _HIDDEN),
@@ -133,7 +135,11 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     if config.mlp != "swiglu":
         absent.append("mlp/gate")
     if config.position_table != "learned":
-        absent.append("/table")
+        absent.append("position_embedding/table")
+    if config.attention_positions != "relative_bias":
+        absent.append("relative_positions/table")
+    if config.attention_positions != "relative":
+        absent.append("relative_positions/keys")
     if config.representation_size is None:
         absent.append("pre_logits")
     if not config.num_classes:

@@ -8,7 +8,7 @@ from keras_vit.weights.formats.google import GOOGLE
 from keras_vit.weights.formats.huggingface import HUGGINGFACE
 from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
 from keras_vit.weights.formats.table import Format
-from keras_vit.weights.formats.timm import DEIT3, DINOV2, MAE, TIMM
+from keras_vit.weights.formats.timm import BEIT, DEIT3, DINOV2, MAE, TIMM
 from keras_vit.weights.formats.torchvision import TORCHVISION
 from keras_vit.weights.formats.vit_pytorch import VIT_PYTORCH
 
@@ -23,6 +23,7 @@ FORMATS = {
         HUGGINGFACE_CLIP,
         VIT_PYTORCH,
         MAE,
+        BEIT,
         DINOV2,
         DEIT3,
         TIMM,

@@ -84,7 +84,7 @@ def flax_rows(config: ViTConfig, names: Mapping[str, str] = NAMES, stacked=False
     yield from _dense("embedding", "patches/projection")
     if config.class_token:
         yield Pair("cls", ("class_token/tokens",))
-    if config.position_embedding == "learned":
+    if config.position_table == "learned":
         yield Pair(names["positions"], ("position_embedding/table",), Layout("t d -> 1 t d"))
     numbers = range(config.depth)
     for blocks in [tuple(numbers)] if stacked else [(i,) for i in numbers]:

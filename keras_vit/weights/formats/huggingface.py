@@ -1,4 +1,4 @@
-"""Checkpoints of transformers' ViT, DeiT, ViT-MAE and DINOv2.
+"""Checkpoints of transformers' ViT, DeiT, ViT-MAE, DINOv2, BEiT and Data2Vec.
 
 LayerNorm's epsilon is 1e-12 for all but DINOv2, and GELU is exact; `config.json` states both. Files
 have the names of transformers 4, which version 5 still writes. Its names in memory are read too.
@@ -9,6 +9,14 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import huggingface_config
+from keras_vit.weights.formats.relative_positions import (
+    INDEX,
+    INDEX_REASON,
+    held,
+    relative_fields,
+    relative_rows,
+    with_table,
+)
 from keras_vit.weights.formats.table import (
     PLAIN,
     STANDARD_HEADS,
@@ -39,6 +47,11 @@ OLD = {
     "out": "attention.output.dense",
     "mlp": ("intermediate.dense", "output.dense"),
     "norms": ("layernorm_before", "layernorm_after"),
+    "scales": ("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    "relative": (
+        "encoder.layer.{}.attention.attention.relative_position_bias.",
+        "encoder.relative_position_bias.",
+    ),
 }
 NEW = {
     **OLD,
@@ -46,13 +59,14 @@ NEW = {
     "qkv": "attention.{}_proj",
     "out": "attention.o_proj",
     "mlp": ("mlp.fc1", "mlp.fc2"),
+    "relative": ("layers.{}.relative_position_bias.", "shared_position_bias."),
 }
 DINO = {**OLD, "mlp": ("mlp.fc1", "mlp.fc2"), "norms": ("norm1", "norm2")}
 NEW_DINO = {**NEW, "layers": "encoder.layer", "norms": ("norm1", "norm2")}
 GATED_DINO = {**DINO, "mlp": ("mlp.weights_in", "mlp.weights_out")}  # gate and gated in one
 NEW_GATED_DINO = {**NEW_DINO, "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
 SPELLINGS = (OLD, NEW, DINO, NEW_DINO, GATED_DINO, NEW_GATED_DINO)
-SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")
+BEIT_SCALES = ("lambda_1", "lambda_2")
 
 
 def read_huggingface(header: Header) -> Reading:
@@ -75,20 +89,34 @@ def read_huggingface(header: Header) -> Reading:
     distilled = header.has(r"embeddings\.distillation_token$")
     registers = "distillation_token" if distilled else "register_tokens"
     count = header.size(f"embeddings.{registers}", 1, 0)
-    rows = header.shape("embeddings.position_embeddings", 3)[1]
-    prefix = 2 if distilled else 1
-    size, _ = header.table_size(rows, [prefix], (ph, pw), stated.pop("image_size", None))
     block = f"{names['layers']}.0"
-    query = _qkv(names, "query")
+    query, key = _qkv(names, "query"), _qkv(names, "key")
+    qkv_bias = f"{block}.{query}.bias" in header.shapes
+    beit = qkv_bias and f"{block}.{key}.bias" not in header.shapes  # or Data2Vec
+    if beit:
+        names = {**names, "scales": BEIT_SCALES}
+    places = (names["relative"][0].format(0), names["relative"][1])
+    relative = relative_fields(header, *places, (ph, pw), stated)
+    size = relative.pop("image_size", stated.pop("image_size", None))
+    rows = header.size("embeddings.position_embeddings", 1, 0)
+    if rows or not beit:
+        rows = header.shape("embeddings.position_embeddings", 3)[1]
+        prefix = 2 if distilled else 1
+        size, _ = header.table_size(rows, [prefix], (ph, pw), size)
+    if relative and size[0] // ph != size[1] // pw:
+        raise ValueError(
+            "source must have a square grid of patches: transformers reads the relative positions "
+            f"of another with rows and columns swapped. Received: image_size={size}"
+        )
     heads = header.heads(width, stated.pop("num_heads", None))
     inner = header.shape(f"{block}.{query}.weight", 2)[0]
-    scaled = f"{block}.{SCALES[0]}" in header.shapes
+    scaled = f"{block}.{names['scales'][0]}" in header.shapes
     pooler = header.size("pooler.dense.weight", 0, None)
     used = not head and not teacher and not header.given.get("num_classes")
     if pooler and used:
         _check_pooler(header)
     fields = {
-        "image_size": size,
+        "image_size": size or header.given.get("image_size") or 224,
         "patch_size": (ph, pw),
         "in_channels": channels,
         "width": width,
@@ -97,9 +125,12 @@ def read_huggingface(header: Header) -> Reading:
         "head_dim": None if inner == width else inner // heads,
         "mlp_dim": header.shape(f"{block}.{names['mlp'][-1]}.weight", 2)[1],
         "mlp": "swiglu" if gated else "mlp",
-        "norm_epsilon": 1e-6 if scaled else 1e-12,
+        "norm_epsilon": 1e-6 if scaled and not beit else 1e-12,
         "gelu": "exact",
-        "qkv_bias": f"{block}.{query}.bias" in header.shapes,
+        "qkv_bias": qkv_bias,
+        "key_bias": not beit,
+        **relative,
+        "position_embedding": with_table(relative, bool(rows)),
         "layer_scale": stated.pop("layer_scale", 1.0) if scaled else None,
         "num_registers": count,
         # ViTModel ends in its pooler. A classifier reads the class token before it.
@@ -111,7 +142,11 @@ def read_huggingface(header: Header) -> Reading:
         fields["interpolation"] = "huggingface_dinov2_registers"
     if not head:
         stated.pop("labels", None)
-    style = {"names": names, "registers": registers}
+    if "pooler.layernorm.weight" in header.shapes:
+        fields |= {"final_norm": "after_pooling", "pooling": "mean"}
+    elif beit and "layernorm.weight" not in header.shapes:
+        fields["final_norm"] = "none"
+    style = {"names": names, "registers": registers, "relative": held(header, *places)}
     return Reading(fields | stated, style, teacher or wide, assumed)
 
 
@@ -140,6 +175,7 @@ def huggingface_rows(
     names: Mapping[str, Any] = OLD,
     registers: str = "register_tokens",
     prefix: str = "",
+    relative: str = "own",
 ) -> Iterator[Row]:
     """The table of names. `prefix` precedes all names but the classifier's."""
     embeddings = f"{prefix}embeddings"
@@ -151,13 +187,18 @@ def huggingface_rows(
             config, f"{embeddings}.{registers}", table, config.num_registers
         )
     else:
-        yield Pair(table, ("position_embedding/table",), TABLE)
+        if config.position_table:
+            yield Pair(table, ("position_embedding/table",), TABLE)
         if config.num_registers:
             yield Pair(f"{embeddings}.{registers}", ("registers/tokens",))
     for i in range(config.depth):
         block = f"{prefix}{names['layers']}.{i}"
         yield from _block(config, names, block, f"encoder_block_{i}")
-    yield from norm(f"{prefix}layernorm", "encoder_norm")
+        own, shared = names["relative"]
+        yield from relative_rows(config, i, own.format(i), shared, relative)
+    if config.final_norm != "none":
+        place = "pooler." if config.final_norm == "after_pooling" else ""
+        yield from norm(f"{prefix}{place}layernorm", "encoder_norm")
     if config.representation_size is not None:
         yield from linear(f"{prefix}pooler.dense", "pre_logits")
     if config.num_classes:
@@ -169,13 +210,13 @@ def _block(config, names, theirs, ours) -> Iterator[Pair]:
     for name in QKV:
         source = f"{theirs}.{_qkv(names, name)}"
         yield Pair(f"{source}.weight", (f"{ours}/attention/{name}/kernel",), INTO_HEADS)
-        if config.qkv_bias:
+        if config.qkv_bias and (config.key_bias or name != "key"):
             yield Pair(f"{source}.bias", (f"{ours}/attention/{name}/bias",), HEADS_BIAS)
     yield from linear(f"{theirs}.{names['out']}", f"{ours}/attention/attention_output", FROM_HEADS)
     yield from norm(f"{theirs}.{names['norms'][1]}", f"{ours}/mlp_norm")
     yield from mlp(theirs, f"{ours}/mlp", names["mlp"], config.mlp == "swiglu")
     if config.layer_scale is not None:
-        for scale, branch in zip(SCALES, ("attention", "mlp"), strict=True):
+        for scale, branch in zip(names["scales"], ("attention", "mlp"), strict=True):
             yield Pair(f"{theirs}.{scale}", (f"{ours}/{branch}_scale/gamma",))
 
 
@@ -192,12 +233,12 @@ HUGGINGFACE = Format(
     rows_to_write=_rows_to_write,
     dropped={
         r"embeddings\.mask_token$": "the mask token of pretraining",
-        r"decoder\.": "the decoder of pretraining",
+        r"decoder\.|lm_head\.": "the head of pretraining",
+        INDEX: INDEX_REASON,
         r"pooler\.dense\.": "a pooler that the classifier does not use",
         r"(cls_|distillation_)classifier\.": "heads of distillation, replaced as requested",
     },
     refused={
-        r"encoder\.layer\.0\.attention\.attention\.relative_position": "relative positions (BEiT)",
         r"embeddings\.(text|token)_embed": "a text model",
     },
     writable={k: v for k, v in PLAIN.items() if k not in ("qkv_bias", "ignore_remainder")}

@@ -16,6 +16,8 @@ MODEL_TYPES = {
     "dinov2_with_registers": (1e-6, 224),
     "dpt": (1e-12, 384),
     "flava_image_model": (1e-12, 224),
+    "beit": (1e-12, 224),
+    "data2vec-vision": (1e-12, 224),
 }
 GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
@@ -49,8 +51,9 @@ def stated_fields(
         fields["norm_epsilon"] = float(config["layer_norm_eps"])
     if "hidden_act" in config:
         fields["gelu"] = _gelu(config["hidden_act"])
-    if isinstance(config.get("layerscale_value"), float):
-        fields["layer_scale"] = config["layerscale_value"]
+    for name in ("layerscale_value", "layer_scale_init_value"):
+        if isinstance(config.get(name), float) and config[name] > 0:
+            fields["layer_scale"] = config[name]
     if labels := _labels(config.get("id2label")):
         fields["labels"] = labels
     return fields | (_pixels(pixels, channels) if pixels else {})

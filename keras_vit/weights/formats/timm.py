@@ -12,6 +12,14 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import timm_config
+from keras_vit.weights.formats.relative_positions import (
+    INDEX,
+    INDEX_REASON,
+    held,
+    relative_fields,
+    relative_rows,
+    with_table,
+)
 from keras_vit.weights.formats.table import (
     STANDARD_HEADS,
     Derived,
@@ -25,6 +33,7 @@ from keras_vit.weights.formats.table import (
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
+    HEADS_BIAS,
     IMAGENET_PIXELS,
     TABLE,
     linear,
@@ -35,9 +44,15 @@ from keras_vit.weights.formats.torch_names import (
 
 # Names of an MLP's Linears: timm's, raw DINOv2's, and with a gate apart timm's and raw EVA's.
 MLPS = (("fc1", "fc2"), ("w12", "w3"), ("fc1_g", "fc1_x", "fc2"), ("w1", "w2", "w3"))
-NAMES = {"registers": "reg_token", "scales": ("ls1.gamma", "ls2.gamma"), "mlp": MLPS[0]}
+NAMES = {
+    "registers": "reg_token",
+    "scales": ("ls1.gamma", "ls2.gamma"),
+    "mlp": MLPS[0],
+    "relative": ("blocks.{}.attn.rel_pos.", "shared_rel_pos."),
+}
 RAW_DEIT3 = {**NAMES, "scales": ("gamma_1", "gamma_2")}
 RAW_DINOV2 = {**NAMES, "registers": "register_tokens"}
+BEIT_NAMES = {**RAW_DEIT3, "relative": ("blocks.{}.attn.", "rel_pos_bias.")}
 DISTILLED = {**NAMES, "registers": "dist_token"}
 
 DROPPED = {
@@ -45,13 +60,14 @@ DROPPED = {
     r"decoder_": "the decoder of pretraining",
     r"head_dist\.": "the head of a distillation token, replaced as requested",
     r"attn_pool\.": "attention pooling, replaced as requested",
+    r"lm_head\.": "the head of pretraining",
+    INDEX: INDEX_REASON,
 }
 REFUSED = {
     r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
     r"blocks\.0\.0\.": "blocks in chunks (save it without block chunks)",
     r"patch_embed\.(backbone|conv1)": "a stem of several convolutions",
     r"(rope|rope_embed)\.|storage_tokens$|blocks\.0\.attn\.rope\.": "rotary positions (RoPE)",
-    r"(blocks\.0\.attn\.)?rel_pos(_bias)?\.|blocks\.0\.attn\.relative_": "relative positions",
 }
 
 
@@ -74,8 +90,15 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     registers = header.size(names["registers"], 1, 0)
     token = "cls_token" in header.shapes
     rows = header.size("pos_embed", 1, 0)
-    if not rows:
+    places = (names["relative"][0].format(0), names["relative"][1])
+    relative = relative_fields(header, *places, (ph, pw), stated)
+    if relative:
+        assumed -= {"position_embedding"}
+        stated.pop("position_embedding", None)
+    elif not rows:
         _check_no_positions(header, stated)
+    if "image_size" in relative:
+        stated["image_size"] = relative.pop("image_size")
     size, row, fold = _table(header, rows, (ph, pw), int(token), registers, stated)
     qkv_rows = header.shape("blocks.0.attn.qkv.weight", 2)[0]
     hidden, gated = _mlp(header, names["mlp"])
@@ -103,12 +126,14 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
         "norm_epsilon": 1e-6,
         "gelu": "exact",
-        "qkv_bias": "blocks.0.attn.qkv.bias" in header.shapes,
+        "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias)$"),
+        "key_bias": "blocks.0.attn.q_bias" not in header.shapes,
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
         "class_token": token,
         "num_registers": registers,
-        "position_embedding": "learned" if rows else "none",
+        **relative,
+        "position_embedding": with_table(relative, bool(rows)),
         "position_class_row": bool(row),
         "pooling": "mean" if averaged else "token",
         "final_norm": _final_norm(header),
@@ -119,7 +144,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     stated.pop("image_size", None)
     if fields["layer_scale"] is None:
         stated.pop("layer_scale", None)
-    style = {"names": names, "fold": fold}
+    style = {"names": names, "fold": fold, "relative": held(header, *places)}
     for name in ("pixel_mean", "pixel_std"):
         if isinstance(stated.get(name), tuple) and len(stated[name]) != channels:
             del stated[name]
@@ -172,7 +197,10 @@ def _check_no_positions(header: Header, stated: Mapping[str, Any]) -> None:
 
 def _check_block_norm(header: Header) -> None:
     """Refuses a model that may have its LayerNorms after each branch, under the same names."""
-    plain = ("attn.qkv.bias", "attn.q_norm.weight", "ls1.gamma", "gamma_1")
+    plain = ("attn.q_norm.weight", "ls1.gamma", "gamma_1", "attn.q_bias")
+    # With relative positions there are biases in either case.
+    if not header.has(r"(blocks\.0\.attn\.|shared_)rel_pos\."):
+        plain += ("attn.qkv.bias",)
     known = "architecture" in header.config or "block_norm" in header.given
     if not known and not any(f"blocks.0.{name}" in header.shapes for name in plain):
         raise ValueError(
@@ -189,7 +217,9 @@ def _final_norm(header: Header) -> str:
     return "before_pooling" if header.has(r"norm\.") else "none"
 
 
-def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0) -> Iterator[Row]:
+def timm_rows(
+    config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0, relative: str = "own"
+) -> Iterator[Row]:
     """The table of names. `fold` rows of the position table are the registers'."""
     yield from linear("patch_embed.proj", "patches/projection", CONV)
     if config.class_token:
@@ -199,10 +229,12 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
     else:
         if config.num_registers:
             yield Pair(names["registers"], ("registers/tokens",))
-        if config.position_embedding == "learned":
+        if config.position_table == "learned":
             yield Pair("pos_embed", ("position_embedding/table",), TABLE)
     for i in range(config.depth):
         yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
+        own, shared = names["relative"]
+        yield from relative_rows(config, i, own.format(i), shared, relative)
     if config.final_norm != "none":
         after = config.final_norm == "after_pooling"
         yield from norm("fc_norm" if after else "norm", "encoder_norm")
@@ -214,7 +246,10 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
 
 def _block(config, theirs, ours, names) -> Iterator[Pair]:
     yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm")
-    bias = f"{theirs}.attn.qkv.bias" if config.qkv_bias else None
+    bias = f"{theirs}.attn.qkv.bias" if config.qkv_bias and config.key_bias else None
+    if config.qkv_bias and not config.key_bias:
+        yield Pair(f"{theirs}.attn.q_bias", (f"{ours}/attention/query/bias",), HEADS_BIAS)
+        yield Pair(f"{theirs}.attn.v_bias", (f"{ours}/attention/value/bias",), HEADS_BIAS)
     yield from qkv(f"{theirs}.attn.qkv.weight", bias, f"{ours}/attention")
     if config.qk_norm:
         yield from norm(f"{theirs}.attn.q_norm", f"{ours}/attention/query_norm")
@@ -259,6 +294,11 @@ def read_dinov2(header: Header) -> Reading:
     registers = "register_tokens" in header.shapes
     reading = read_timm(header, RAW_DINOV2)
     return _raw(reading, "huggingface_dinov2_registers" if registers else "dinov2")
+
+
+def read_beit(header: Header) -> Reading:
+    """BEiT, BEiT v2: raw files have timm's names."""
+    return read_timm(header, BEIT_NAMES)
 
 
 def read_mae(header: Header) -> Reading:
@@ -310,6 +350,12 @@ TIMM = Format(
 )
 # Read-only, with the same rows.
 RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={})
+BEIT = dataclasses.replace(
+    RAW,
+    name="beit",
+    read_config=read_beit,
+    needs=(r"blocks\.0\.attn\.relative_position_bias_table$", r"rel_pos_bias\."),
+)
 DEIT3 = dataclasses.replace(
     RAW, name="deit3", read_config=read_deit3, needs=(r"blocks\.0\.gamma_1$",)
 )

@@ -16,6 +16,8 @@ READ = (
     *("img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth"),
     *("num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token"),
     *("pos_embed", "no_embed_class", "reg_tokens", "pre_norm", "final_norm", "fc_norm"),
+    *("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_fc_norm"),
+    *("rel_pos_type", "rel_pos_dim", "shared_rel_pos", "head_init_scale"),
     *("pool_include_prefix", "scale_attn_norm", "scale_mlp_norm", "norm_layer", "act_layer"),
 )
 # Arguments without effect on a model at its own size that does not train.

@@ -48,7 +48,7 @@ def derive(name: str, file: str) -> dict:
         return {"unlike": reason}
     block = module.blocks[0]
     pooling = POOLINGS[module.global_pool]
-    if pooling == "mean" and module.pool_include_prefix:
+    if pooling == "mean" and getattr(module, "pool_include_prefix", False):
         pooling = "mean_all"
     interpolation = {}  # of position tables and patch kernels, as its loader passes it on
     if name.startswith("flexivit") or "radio" in name:
@@ -69,27 +69,26 @@ def unlike(module, file: str) -> str:
     """Why a `ViT` cannot compute the same; "" for a plain ViT."""
     if file == "vision_transformer_hybrid":
         return "a convolutional stem"
-    if file in ("vision_transformer_relpos", "beit"):
-        return "relative positions"
     if file == "naflexvit":
         return "images of any size in one batch (NaFlex)"
     if getattr(module, "rope", None) is not None:
         return "rotary positions (RoPE)"
     block = module.blocks[0]
-    if type(block).__name__ not in ("Block", "EvaBlock"):
+    if type(block).__name__ not in ("Block", "EvaBlock", "RelPosBlock"):
         return {
+            "ResPostRelPosBlock": "a LayerNorm after each branch",
             "ResPostBlock": "a LayerNorm after each branch",
             "EvaBlockPostNorm": "a LayerNorm after each branch",
         }.get(type(block).__name__, f"blocks of another kind ({type(block).__name__})")
     for what, part, plain in (
-        ("a LayerNorm in front of the blocks", module.norm_pre, "Identity"),
-        ("another patch embedding", module.patch_embed, "PatchEmbed"),
-        ("another normalization", block.norm1, "LayerNorm"),
-        ("another attention", block.attn, "Attention"),
-        ("another MLP", block.mlp, "GluMlp" if _is_swiglu(block.mlp) else "Mlp"),
-        ("a LayerNorm in its attention", block.attn.norm, "Identity"),
+        ("a LayerNorm in front of the blocks", _part(module, "norm_pre"), ("Identity",)),
+        ("another patch embedding", module.patch_embed, ("PatchEmbed",)),
+        ("another normalization", block.norm1, ("LayerNorm",)),
+        ("another attention", block.attn, ("Attention", "RelPosAttention")),
+        ("another MLP", block.mlp, ("GluMlp",) if _is_swiglu(block.mlp) else ("Mlp",)),
+        ("a LayerNorm in its attention", _part(block.attn, "norm"), ("Identity",)),
     ):
-        if type(part).__name__ != plain:
+        if part is not None and type(part).__name__ not in plain:
             return f"{what} ({type(part).__name__})" if "another" in what else what
     if type(block.mlp.act).__name__ == "QuickGELU":
         return "QuickGELU"
@@ -100,6 +99,11 @@ def _is_swiglu(mlp) -> bool:
     """Whether an MLP with its gate and what it gates in one Linear is SiLU(gate) * gated."""
     plain = type(getattr(mlp, "act", None)).__name__ == "SiLU"
     return type(mlp).__name__ == "GluMlp" and plain and not mlp.gate_last
+
+
+def _part(module, name):
+    """A part of a module; None for kinds of modules without it."""
+    return getattr(module, name, None)
 
 
 def write(stream) -> None:
