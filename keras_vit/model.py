@@ -318,9 +318,18 @@ def float32_copy(model: ViT, values: Mapping[str, np.ndarray] | None = None) -> 
 
 def _embed(images, config: ViTConfig, policy):
     """Eq. 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, and register tokens."""
+    if config.stem:  # "the input sequence can be formed from feature maps of a CNN"
+        images = layers.ResNetStem(
+            config.stem_depths,
+            config.stem_width,
+            config.stem_epsilon,
+            config.stem_standardization,
+            dtype=policy,
+            name="stem",
+        )(images)  # (B, H / s, W / s, F)
     z = layers.Patches(
         config.width,
-        config.patch_size,
+        config.patch_kernel,
         norm=config.patch_norm,
         norm_epsilon=config.norm_epsilon,
         dtype=policy,

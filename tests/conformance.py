@@ -38,6 +38,7 @@ KINDS = {
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
+    "resnet_stem": TINY.replace(stem="resnet", stem_depths=(2, 1), stem_width=32),
 }
 
 # Combinations that no kind above has: a kind, and what is changed in it.
@@ -52,6 +53,7 @@ COMBINATIONS = {
     "learned_2d_no_class_row": ("learned_2d", {"position_class_row": False, "num_registers": 2}),
     "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
+    "resnet_root": ("resnet_stem", {"stem_depths": (), "stem_standardization": "variance"}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

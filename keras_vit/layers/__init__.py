@@ -11,9 +11,11 @@ from keras_vit.layers.patch_grid import PatchGrid
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
+from keras_vit.layers.resnet_stem import Bottleneck, ResNetStem, StdConv2D
 
 __all__ = [
     "MLP",
+    "Bottleneck",
     "ClassToken",
     "EncoderBlock",
     "LayerNormalization",
@@ -24,4 +26,6 @@ __all__ = [
     "Patches",
     "Pooling",
     "PositionEmbedding",
+    "ResNetStem",
+    "StdConv2D",
 ]
