@@ -106,8 +106,8 @@ class Bottleneck(Composite):
 
     Shapes: B batch, H x W cells, C channels, F filters, s stride.
 
-    `relu(shortcut(x) + GN(conv_3(relu(GN(conv_2(relu(GN(conv_1(x)))))))))`. `conv_2` has the stride.
-    The shortcut is `x`, or where the shape changes a strided 1x1 convolution with a group norm.
+    `relu(shortcut(x) + GN(conv_3(relu(GN(conv_2(relu(GN(conv_1(x)))))))))`, where `conv_2` has the
+    stride. The shortcut is `x`, or where the shape changes a strided 1x1 convolution and a norm.
 
     Args:
         filters: F, channels of `conv_1` and `conv_2`; `conv_3` has four times as many.
@@ -231,9 +231,7 @@ class ResNetStem(Composite):
     (2, 4, 2, 256)
     """
 
-    def __init__(
-        self, depths=(), width=64, epsilon=1e-6, standardization="deviation", **kwargs
-    ):
+    def __init__(self, depths=(), width=64, epsilon=1e-6, standardization="deviation", **kwargs):
         super().__init__(**kwargs)
         if not isinstance(width, int) or width < 1 or width % GROUPS:
             raise ValueError(f"width must be a multiple of {GROUPS}. Received: width={width!r}")

@@ -11,13 +11,18 @@ from keras_vit.config import ViTConfig
 from keras_vit.resample import resample_grid
 
 LOG = logging.getLogger("keras_vit")
-PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"
+TABLE = "position_embedding/table"
 HEAD = ("head/kernel", "head/bias")
+
+
+def pixel_kernel(config: ViTConfig) -> str:
+    """The path of the kernel that reads pixels: its third axis is their channels."""
+    return "stem/root_conv/kernel" if config.stem else "patches/projection/kernel"
 
 
 def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) -> np.ndarray:
     """A weight of `source`, changed for `target`."""
-    if path == PATCHES and source.in_channels != target.in_channels:
+    if path == pixel_kernel(source) and source.in_channels != target.in_channels:
         return adapt_channels(value, target.in_channels)
     if path == TABLE and source.grid != target.grid:
         rule, prefix = target.interpolation, int(source.class_row)
@@ -29,7 +34,7 @@ def adapted_shape(
     path: str, shape: tuple[int, ...], source: ViTConfig, target: ViTConfig
 ) -> tuple[int, ...]:
     """The shape that `adapted` returns for a weight of this shape."""
-    if path == PATCHES:
+    if path == pixel_kernel(source):
         return (*shape[:2], target.in_channels, shape[3])
     if path == TABLE:
         return (target.num_patches + source.class_row, shape[1])
@@ -37,7 +42,7 @@ def adapted_shape(
 
 
 def adapt_channels(kernel: np.ndarray, count: int) -> np.ndarray:
-    """A patch kernel for another number of channels, as in timm's `adapt_input_conv`.
+    """A kernel of pixels for another number of channels, as in timm's `adapt_input_conv`.
 
     One channel is the sum of all, so that a gray image gives the same result. More channels repeat
     in order, scaled so that the sum keeps its size.

@@ -231,6 +231,7 @@ HAS_HEAD = Limit(
 
 # What the paper's ViT has, and so the libraries' first models.
 PLAIN: dict[str, tuple] = {
+    "stem": (None,),
     "block_norm": ("pre",),
     "qkv_bias": (True,),
     "qk_norm": (False,),

@@ -27,6 +27,13 @@ ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+"""timm's functions for hybrids, by the depths of their ResNet, which is no argument of them."""
 
 
 @functools.cache
@@ -137,10 +144,14 @@ def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
 def config_json(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` from which `timm.create_model("local-dir:...")` builds this model."""
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
+    first_conv = "patch_embed.proj"
+    if config.stem:
+        name = HYBRIDS[config.stem_depths]
+        first_conv = "patch_embed.backbone." + ("stem.conv" if config.stem_depths else "conv")
     pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
-        "patch_size": list(config.patch_size),
+        "patch_size": list(config.patch_kernel),
         "in_chans": config.in_channels,
         "embed_dim": config.width,
         "depth": config.depth,
@@ -176,7 +187,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
             "mean": per_channel(config.pixel_mean, config.in_channels),
             "std": per_channel(config.pixel_std, config.in_channels),
             "num_classes": config.num_classes,
-            "first_conv": "patch_embed.proj",
+            "first_conv": first_conv,
             "classifier": "head",
         },
     }

@@ -59,7 +59,7 @@ def derive(name: str, file: str) -> dict:
 
 def unlike(module, file: str) -> str:
     """Why a `ViT` cannot compute the same; "" for a plain ViT."""
-    if file == "vision_transformer_hybrid":
+    if file == "vision_transformer_hybrid" and not has_resnet_stem(module):
         return "a convolutional stem"
     if file in ("vision_transformer_relpos", "beit"):
         return "relative positions"
@@ -75,18 +75,37 @@ def unlike(module, file: str) -> str:
         }.get(type(block).__name__, f"blocks of another kind ({type(block).__name__})")
     for what, part, plain in (
         ("a LayerNorm in front of the blocks", module.norm_pre, "Identity"),
-        ("another patch embedding", module.patch_embed, "PatchEmbed"),
+        ("another patch embedding", module.patch_embed, "PatchEmbed HybridEmbed"),
         ("another normalization", block.norm1, "LayerNorm"),
         ("another attention", block.attn, "Attention"),
         ("another MLP", block.mlp, "Mlp"),
         ("a LayerNorm in its attention", block.attn.norm, "Identity"),
         ("a LayerNorm in its MLP", block.mlp.norm, "Identity"),
     ):
-        if type(part).__name__ != plain:
+        if type(part).__name__ not in plain.split():
             return f"{what} ({type(part).__name__})" if "another" in what else what
     if type(block.mlp.act).__name__ == "QuickGELU":
         return "QuickGELU"
     return ""
+
+
+def has_resnet_stem(module) -> bool:
+    """Whether a hybrid's backbone is a `ResNetStem` with the numerics of `resnet_names.TIMM`."""
+    from torch import nn
+
+    backbone = module.patch_embed.backbone
+    for part in backbone.modules():
+        kind = type(part).__name__
+        if isinstance(part, nn.Conv2d) and (kind, getattr(part, "eps", None)) != (
+            "StdConv2dSame",
+            1e-8,
+        ):
+            return False
+        if isinstance(part, nn.GroupNorm) and (part.num_groups, part.eps) != (32, 1e-5):
+            return False
+        if isinstance(part, nn.BatchNorm2d | nn.GELU | nn.SiLU | nn.AvgPool2d):
+            return False
+    return type(backbone).__name__ in ("ResNetV2", "Sequential")
 
 
 def write(stream) -> None:
