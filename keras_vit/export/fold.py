@@ -13,7 +13,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - Attention weights sum to 1, so the bias of the values moves into that of the output projection.
 - A LayerNorm ignores the mean of its input. Where only LayerNorms read the residual stream,
   whatever is added to the stream is centered beforehand, and no mean is left to subtract.
-- LoRA is added to its kernel, and dropout is gone.
+- LoRA is added to its kernel, and dropout is gone. The kernels of a stem are standardized.
 
 What is then computed with the weights is in `program.py`.
 """
@@ -26,6 +26,7 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.export.fold_stem import Stem, fold_stem
 from keras_vit.model import ViT
 
 FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
@@ -94,6 +95,8 @@ class Folded:
     """
 
     config: ViTConfig
+    stem: Stem | None
+    """Gives the feature map whose cells are then the pixels of a patch."""
     patch_norm: Norm | None
     """Before the patch projection."""
     patches: Product
@@ -156,6 +159,7 @@ def fold(model: ViT) -> Folded:
         final_norm = dataclasses.replace(final_norm, centered=True)
     folded = Folded(
         config=config,
+        stem=fold_stem(layers["stem"]) if config.stem else None,
         patch_norm=patch_norm,
         patches=patches,
         token_norm=token_norm,

@@ -127,9 +127,22 @@ def test_timm_hybrid_logits_equal_source(tmp_path, kind):
     if "img_size" in HYBRIDS[kind]:
         fields["image_size"] = HYBRIDS[kind]["img_size"]
     path = bare(tmp_path, sources.state(source))
-    model = assert_same_logits(path, source, wrong={"stem_epsilon": 0.1}, **fields)
+    model = assert_same_logits(path, source, wrong={"stem_epsilon": 30.0}, **fields)
     assert model.config.stem_depths == HYBRIDS[kind]["depths"]
     assert model.config.stem_standardization == "variance"
+
+
+@pytest.mark.backend_free
+def test_timm_hybrid_standardizes_small_kernels_as_timm_does(tmp_path):
+    """What is added to the variance shows where filters are small, each in its own measure."""
+    import torch
+
+    source = sources.timm_hybrid(depths=(), patch_size=2)
+    with torch.no_grad():
+        source.patch_embed.backbone.conv.weight *= torch.logspace(-5, -3, 64)[:, None, None, None]
+    path = bare(tmp_path, sources.state(source))
+    wrong = {"stem_standardization": "deviation"}
+    assert_same_logits(path, source, wrong, num_heads=5)
 
 
 @pytest.mark.backend_free
