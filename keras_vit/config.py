@@ -14,6 +14,8 @@ POSITION_TABLES = ("learned", "learned_2d", "sincos_2d")
 ATTENTION_POSITIONS = ("rope", "rope_mixed", "relative", "relative_bias", "relative_mlp")
 """What `position_embedding` may do in attention, alone or beside a table, as in "learned+rope"."""
 CHOICES = {
+    "stem": (None, "resnet"),
+    "stem_standardization": ("deviation", "variance"),
     "block_norm": ("pre", "post"),
     "mlp": ("mlp", "swiglu"),
     "gelu": ("exact", "tanh"),
@@ -63,6 +65,7 @@ LIMITS = {
     **dict.fromkeys(("head_dim", "representation_size", "relative_mlp_dim"), MAX_SIZE),
     **dict.fromkeys(("pooling_heads", "pooling_mlp_dim"), MAX_SIZE),
     "depth": MAX_DEPTH,
+    "stem_width": MAX_SIZE,
     "num_classes": MAX_CLASSES,
 }
 
@@ -91,6 +94,21 @@ class ViTConfig:
     `image_size` must be a multiple of `patch_size`."""
     in_channels: int = 3
     """Channels of the images."""
+
+    # -- the stem
+    stem: str | None = None
+    """None: tokens are patches of the image; "resnet": of the feature map of a ResNet (hybrid).
+    `patch_size` is in pixels of the image either way."""
+    stem_depths: Any = ()
+    """Bottlenecks of each stage of the ResNet; () means its root alone. Its stride is 4 with up to
+    one stage, and twice as much with each further one."""
+    stem_width: int = 64
+    """Channels of the ResNet's root, a multiple of 32."""
+    stem_epsilon: float = 1e-6
+    """Epsilon of the ResNet's group norms."""
+    stem_standardization: str = "deviation"
+    """What its standardized kernels are divided by: "deviation", std + 1e-5, as in
+    vision_transformer, or "variance", sqrt(var + 1e-8), as in timm."""
 
     # -- the encoder
     width: int = 768
@@ -210,10 +228,11 @@ class ViTConfig:
             object.__setattr__(self, name, _pair(name, getattr(self, name)))
         if self.rope_grid is not None:
             object.__setattr__(self, "rope_grid", _pair("rope_grid", self.rope_grid))
-        for name in ("pixel_mean", "pixel_std", "labels"):  # JSON has no tuples
+        for name in ("stem_depths", "pixel_mean", "pixel_std", "labels"):  # JSON has no tuples
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_types()
+        self._check_stem()
         self._check_encoder()
         self._check_tokens()
         self._check_output()
@@ -231,6 +250,16 @@ class ViTConfig:
         """Rows and columns of patches."""
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
         return height // patch_height, width // patch_width
+
+    @property
+    def stem_stride(self) -> int:
+        """Pixels of the image, each way, that a cell of the stem's feature map stands for."""
+        return 4 * 2 ** max(len(self.stem_depths) - 1, 0) if self.stem else 1
+
+    @property
+    def patch_kernel(self) -> tuple[int, int]:
+        """Height and width of the patch projection's kernel: pixels, or cells of the stem's map."""
+        return self.patch_size[0] // self.stem_stride, self.patch_size[1] // self.stem_stride
 
     @property
     def num_patches(self) -> int:
@@ -305,7 +334,7 @@ class ViTConfig:
 
     def _check_types(self) -> None:
         sizes = ("width", "depth", "num_heads", "mlp_dim", "relative_mlp_dim")
-        for name in ("in_channels", *sizes):
+        for name in ("in_channels", "stem_width", *sizes):
             self._check(name, "be a positive int", lambda v: _is_int(v) and v > 0)
         for name in ("num_classes", "num_registers"):
             self._check(name, "be an int >= 0", lambda v: _is_int(v) and v >= 0)
@@ -321,6 +350,22 @@ class ViTConfig:
         for name, known in CHOICES.items():
             rule = "be one of " + ", ".join(map(repr, known))
             self._check(name, rule, lambda v, known=known: isinstance(v, str | None) and v in known)
+
+    def _check_stem(self) -> None:
+        self._check("stem_epsilon", "be a positive number", lambda v: _is_number(v) and v > 0)
+        v, units = self.stem_depths, MAX_DEPTH
+        counts = isinstance(v, tuple) and all(_is_int(depth) and depth > 0 for depth in v)
+        rule = f"be a tuple of positive ints, at most {units} in sum, and () without a stem"
+        _require(counts and sum(v) <= units and (self.stem or not v), "stem_depths", rule, v)
+        if not self.stem:
+            return
+        most = MAX_SIZE // 2 ** (len(v) + 1)
+        rule = f"be a multiple of 32, at most {most} with {len(v)} stages"
+        self._check("stem_width", rule, lambda v: v % 32 == 0 and v <= most)
+        self._check("ignore_remainder", f"be False with stem={self.stem!r}", lambda v: not v)
+        fits = all(side % self.stem_stride == 0 for side in self.patch_size)
+        rule = f"be a multiple of {self.stem_stride}, the stride of the stem"
+        _require(fits, "patch_size", rule, self.patch_size)
 
     def _check_encoder(self) -> None:
         rule = f"divide width={self.width} unless head_dim is given"

@@ -177,10 +177,10 @@ class ViT(keras.Model):
             patch_size=patch_size or old.patch_size,
             interpolation=interpolation or old.interpolation,
         )
-        if old.patch_norm and config.patch_size != old.patch_size:
+        if (old.patch_norm or old.stem) and config.patch_size != old.patch_size:
             raise ValueError(
-                f"patch_size must be {old.patch_size} for a model with patch_norm, whose gains are "
-                f"those of single pixels. Received: patch_size={patch_size!r}"
+                f"patch_size must be {old.patch_size} for a model with patch_norm or a stem, whose "
+                f"patches cannot be resized. Received: patch_size={patch_size!r}"
             )
         for layer in self._flatten_layers():
             if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
@@ -361,9 +361,18 @@ def float32_copy(model: ViT, values: Mapping[str, np.ndarray] | None = None) -> 
 
 def _embed(images, config: ViTConfig, policy):
     """Eq. 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, and register tokens."""
+    if config.stem:  # "the input sequence can be formed from feature maps of a CNN"
+        images = layers.ResNetStem(
+            config.stem_depths,
+            config.stem_width,
+            config.stem_epsilon,
+            config.stem_standardization,
+            dtype=policy,
+            name="stem",
+        )(images)  # (B, H / s, W / s, F)
     z = layers.Patches(
         config.width,
-        config.patch_size,
+        config.patch_kernel,
         norm=config.patch_norm,
         norm_epsilon=config.norm_epsilon,
         ignore_remainder=config.ignore_remainder,

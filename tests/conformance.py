@@ -73,6 +73,7 @@ KINDS = {
         rope_pairs="neighbors",
         head_dim=8,
     ),
+    "resnet_stem": TINY.replace(stem="resnet", stem_depths=(2, 1), stem_width=32),
 }
 
 # Combinations that no kind above has: a kind, and what is changed in it.
@@ -105,6 +106,7 @@ COMBINATIONS = {
         "no_class_token",
         {"position_embedding": "sincos_2d+relative", "depth": 1},
     ),
+    "resnet_root": ("resnet_stem", {"stem_depths": (), "stem_standardization": "variance"}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

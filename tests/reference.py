@@ -42,7 +42,9 @@ def forward(config, weights, images):
 
 def embed(config, w, images):
     """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, Eq. 1."""
-    (gh, gw), (ph, pw) = config.grid, config.patch_size
+    if config.stem:
+        images = stem(config, _under(w, "stem/"), images)
+    (gh, gw), (ph, pw) = config.grid, (s // config.stem_stride for s in config.patch_size)
     eps = config.norm_epsilon
     patches = [
         images[:, r * ph : (r + 1) * ph, c * pw : (c + 1) * pw].reshape(len(images), -1)
@@ -71,6 +73,68 @@ def embed(config, w, images):
         k = int(config.class_token)
         x = np.concatenate([x[:, :k], registers, x[:, k:]], axis=1)
     return x
+
+
+def stem(config, w, images):
+    """Section 3.1, "Hybrid Architecture": the feature map of a ResNet."""
+
+    def unit(x, name, strides):
+        u = _under(w, f"{name}/")
+        shortcut = x
+        if "shortcut_conv/kernel" in u:
+            shortcut = conv_norm(x, u, "shortcut_conv", "shortcut_norm", strides)
+        x = np.maximum(conv_norm(x, u, "conv_1", "norm_1", 1), 0)
+        x = np.maximum(conv_norm(x, u, "conv_2", "norm_2", strides), 0)
+        return np.maximum(conv_norm(x, u, "conv_3", "norm_3", 1) + shortcut, 0)
+
+    def conv_norm(x, w, conv, norm, strides):
+        x = convolve(x, standardize(config, w[f"{conv}/kernel"]), strides)
+        return group_norm(x, _under(w, f"{norm}/"), config.stem_epsilon)
+
+    x = np.maximum(conv_norm(images, w, "root_conv", "root_norm", 2), 0)
+    # At the edge a window of 3 x 3 is cut off, below and on the right.
+    x = np.stack([_shifted(x, r, c) for r in range(3) for c in range(3)]).max(0)
+    for stage, depth in enumerate(config.stem_depths):
+        for i in range(depth):
+            x = unit(x, f"stage_{stage}_unit_{i}", 2 if stage and not i else 1)
+    return x
+
+
+def _shifted(x, rows, columns):
+    """Each second cell from (rows, columns) on, and less than any other beyond the edge."""
+    padded = np.pad(x, ((0, 0), (0, 2), (0, 2), (0, 0)), constant_values=-np.inf)
+    height, width = x.shape[1:3]
+    return padded[:, rows : rows + height : 2, columns : columns + width : 2]
+
+
+def standardize(config, kernel):
+    centered = kernel - kernel.mean((0, 1, 2))
+    if config.stem_standardization == "deviation":
+        return centered / (kernel.std((0, 1, 2)) + 1e-5)
+    return centered / np.sqrt(kernel.var((0, 1, 2)) + 1e-8)
+
+
+def convolve(x, kernel, strides):
+    """One output cell after the other, with TensorFlow's padding "SAME"."""
+    k, (height, width) = len(kernel), x.shape[1:3]
+    assert height % strides == 0 and width % strides == 0
+    before = (k - strides) // 2 if k > 1 else 0
+    after = k - strides - before if k > 1 else 0
+    x = np.pad(x, ((0, 0), (before, after), (before, after), (0, 0)))
+    rows = [
+        [np.tensordot(x[:, r : r + k, c : c + k], kernel, 3) for c in range(0, width, strides)]
+        for r in range(0, height, strides)
+    ]
+    return np.moveaxis(np.array(rows), 2, 0)
+
+
+def group_norm(x, w, eps):
+    parts = np.split(x, 32, axis=-1)
+    parts = [
+        (p - p.mean((1, 2, 3), keepdims=True)) / np.sqrt(p.var((1, 2, 3), keepdims=True) + eps)
+        for p in parts
+    ]
+    return np.concatenate(parts, axis=-1) * w["gamma"] + w["beta"]
 
 
 def positions(config, w):

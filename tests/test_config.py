@@ -9,6 +9,7 @@ from conformance import KINDS, TINY
 from keras_vit import ViTConfig
 
 pytestmark = pytest.mark.backend_free
+STEM = {"stem": "resnet", "stem_depths": ()}
 
 
 def test_config_defaults_are_vit_b16():
@@ -55,6 +56,19 @@ def test_config_every_field_is_documented():
         assert after.lstrip().startswith('"""'), field.name
 
 
+@pytest.mark.parametrize(
+    ("depths", "stride", "patch", "kernel"),
+    [((), 4, 32, 8), ((3,), 4, 4, 1), ((3, 4, 9), 16, (16, 32), (1, 2)), ((2, 2, 2, 2), 32, 32, 1)],
+)
+def test_config_counts_pixels_with_a_stem(depths, stride, patch, kernel):
+    config = ViTConfig(stem="resnet", stem_depths=list(depths), patch_size=patch)
+    kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
+    assert (config.stem_depths, config.stem_stride) == (depths, stride)
+    assert config.patch_kernel == kernel
+    assert config.grid == ViTConfig(patch_size=patch).grid
+    assert ViTConfig(patch_size=(8, 4)).patch_kernel == (8, 4)
+
+
 def test_config_replace_validates():
     assert TINY.replace(width=40).key_dim == 8  # a head is width / heads again, not a stale 4
     with pytest.raises(ValueError, match="num_heads must divide width=21"):
@@ -71,6 +85,18 @@ def test_config_replace_validates():
         ({"image_size": (24, 18)}, r"image_size must be a multiple of patch_size=\(8, 8\)"),
         ({"patch_size": -8}, "patch_size must be a positive int"),
         ({"in_channels": 0}, "in_channels must be a positive int"),
+        ({"stem": "convnext"}, "stem must be one of None, 'resnet'"),
+        ({"stem_depths": (1,)}, "stem_depths must be a tuple .* without a stem"),
+        ({**STEM, "stem_depths": 3}, "stem_depths must be a tuple of positive ints"),
+        ({**STEM, "stem_depths": (3, 0)}, "stem_depths must be a tuple of positive ints"),
+        ({**STEM, "stem_depths": ([1], 2)}, "stem_depths must be a tuple of positive ints"),
+        ({**STEM, "stem_depths": (4000, 97)}, "stem_depths must be .*at most 4096 in sum"),
+        ({**STEM, "stem_depths": (1, 1, 1)}, "patch_size must be a multiple of 16, the stride"),
+        ({**STEM, "stem_width": 20}, "stem_width must be a multiple of 32"),
+        ({**STEM, "stem_width": 1 << 20}, "stem_width must be .*at most 524288 with 0 stages"),
+        ({"stem_width": 0}, "stem_width must be a positive int"),
+        ({"stem_epsilon": -1}, "stem_epsilon must be a positive number"),
+        ({"stem_standardization": "batch"}, "stem_standardization must be one of 'deviation'"),
         ({"width": "20"}, "width must be a positive int"),
         ({"depth": 0}, "depth must be a positive int"),
         ({"num_heads": 3}, "num_heads must divide width=20 unless head_dim is given"),

@@ -21,7 +21,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - The query of attention pooling is the same for all images. So the product of a token's key with it
   is one column a head: `(x W_k + b_k) q = x (W_k q) + b_k q`, where the last term is equal for all
   tokens.
-- LoRA is added to its kernel, and dropout is gone.
+- LoRA is added to its kernel, and dropout is gone. The kernels of a stem are standardized.
 
 What is then computed with the weights is in `program.py`.
 """
@@ -34,6 +34,7 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.export.fold_stem import Stem, fold_stem
 from keras_vit.model import ViT
 
 FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
@@ -146,6 +147,8 @@ class Folded:
     """
 
     config: ViTConfig
+    stem: Stem | None
+    """Gives the feature map whose cells are then the pixels of a patch."""
     patch_norm: Norm | None
     """Before the patch projection."""
     patches: Product
@@ -214,6 +217,7 @@ def fold(model: ViT) -> Folded:
         final_norm = dataclasses.replace(final_norm, centered=True)
     folded = Folded(
         config=config,
+        stem=fold_stem(layers["stem"]) if config.stem else None,
         patch_norm=patch_norm,
         patches=patches,
         token_norm=token_norm,

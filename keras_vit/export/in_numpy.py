@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.fold import Gain, Norm, Product, Rotation
+from keras_vit.export.fold_stem import Convolution, GroupNorm, same_padding
 
 _erf = np.vectorize(math.erf, otypes=["float64"])
 
@@ -25,6 +26,28 @@ class NumpyOperators:
 
     def crop(self, images: np.ndarray, height: int, width: int) -> np.ndarray:
         return images[:, :height, :width]
+
+    def to_map(self, images: np.ndarray) -> np.ndarray:
+        return images.astype("float64")
+
+    def from_map(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+    def convolve(self, x: np.ndarray, c: Convolution) -> np.ndarray:
+        windows = _windows(x, len(c.kernel), c.stride, 0.0)
+        return np.tensordot(windows, c.kernel.transpose(2, 0, 1, 3), axes=3)
+
+    def group_norm(self, x: np.ndarray, n: GroupNorm) -> np.ndarray:
+        z = x.reshape(len(x), -1, n.groups, x.shape[-1] // n.groups)
+        z = z - z.mean((1, 3), keepdims=True)
+        z = z / np.sqrt((z * z).mean((1, 3), keepdims=True) + n.epsilon)
+        return z.reshape(x.shape) * n.scale + n.offset
+
+    def relu(self, x: np.ndarray) -> np.ndarray:
+        return np.maximum(x, 0)
+
+    def max_pool(self, x: np.ndarray) -> np.ndarray:
+        return _windows(x, 3, 2, -np.inf).max((4, 5))
 
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> np.ndarray:
         (rows, columns), (height, length) = grid, patch
@@ -120,3 +143,11 @@ class NumpyOperators:
 
     def to_float32(self, x: np.ndarray) -> np.ndarray:
         return x  # it is more exact already
+
+
+def _windows(x: np.ndarray, size: int, stride: int, beyond: float) -> np.ndarray:
+    """What a kernel sees at each place, padded with `beyond`: (B, rows, columns, C, k, k)."""
+    pads = [same_padding(side, size, stride) for side in x.shape[1:3]]
+    x = np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=beyond)
+    view = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))
+    return view[:, ::stride, ::stride]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from keras_vit.export.fold import AttentionPool, Block, Folded, Gain, Norm, Product, Rotation
+from keras_vit.export.fold_stem import Convolution, GroupNorm, Stem, Step, Unit
 
 
 class Operators(Protocol):
@@ -29,8 +30,29 @@ class Operators(Protocol):
     def crop(self, images: Any, height: int, width: int) -> Any:
         """The top left part of images (B, H, W, C)."""
 
+    def to_map(self, images: Any) -> Any:
+        """Images (B, H, W, C) in float32 as a feature map, in the target's own layout."""
+
+    def from_map(self, x: Any) -> Any:
+        """A feature map as (B, rows, columns, C)."""
+
+    def convolve(self, x: Any, c: Convolution) -> Any:
+        """A convolution of a feature map, with TensorFlow's padding "SAME"."""
+
+    def group_norm(self, x: Any, n: GroupNorm) -> Any:
+        """The norm of a feature map, in float32 whatever `x` is in."""
+
+    def relu(self, x: Any) -> Any:
+        """`max(x, 0)`."""
+
+    def max_pool(self, x: Any) -> Any:
+        """The maximum of 3 x 3 cells of a feature map at each second one, with padding "SAME"."""
+
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
-        """Cuts images (B, H, W, C) in float32 into patches (B * N, P * P * C)."""
+        """Cuts images in float32, or what `from_map` gives, into patches.
+
+        From (B, H, W, C) to (B * N, P * P * C).
+        """
 
     def sequence(
         self, x: Any, prefix: np.ndarray, positions: np.ndarray | None, num_patches: int
@@ -165,10 +187,13 @@ class Program:
     def embed(self, images: Any) -> Any:
         """Eq. 1: images (B, H, W, C) to tokens (B * T, D)."""
         ops, folded, config = self.ops, self.folded, self.config
+        if folded.stem:
+            with ops.scope("stem"):
+                images = self.feature_map(images, folded.stem)  # (B, H / s, W / s, F)
         with ops.scope("patches"):
-            whole = tuple(n * p for n, p in zip(config.grid, config.patch_size, strict=True))
-            x = images if whole == config.image_size else ops.crop(images, *whole)
-            x = ops.patches(x, config.grid, config.patch_size)  # (B * N, P * P * C)
+            whole = tuple(n * p for n, p in zip(config.grid, config.patch_kernel, strict=True))
+            x = images if config.stem or whole == config.image_size else ops.crop(images, *whole)
+            x = ops.patches(x, config.grid, config.patch_kernel)  # (B * N, P * P * C)
             if folded.patch_norm:
                 x = ops.norm(x, folded.patch_norm)
             x = ops.product(x, folded.patches)  # (B * N, D)
@@ -179,6 +204,14 @@ class Program:
             return x
         with ops.scope("tokens"):
             return ops.sequence(x, prefix, positions, config.num_patches)  # (B * T, D)
+
+    def feature_map(self, images: Any, stem: Stem) -> Any:
+        """Section 3.1, "Hybrid Architecture": images (B, H, W, C) to (B, H / s, W / s, F)."""
+        ops = self.ops
+        x = ops.max_pool(ops.relu(self._step(ops.to_map(images), stem.root)))
+        for unit in stem.units:
+            x = self._unit(x, unit)
+        return ops.from_map(x)
 
     def encode(self, x: Any) -> Any:
         """Eq. 2 and 3, block by block: tokens (B * T, D) to (B * T, D).
@@ -229,6 +262,19 @@ class Program:
         return x
 
     # -- their parts
+
+    def _unit(self, x: Any, unit: Unit) -> Any:
+        """A bottleneck of the stem."""
+        ops, (first, second, third) = self.ops, unit.steps
+        with ops.scope(unit.name):
+            shortcut = self._step(x, unit.shortcut) if unit.shortcut else x
+            x = ops.relu(self._step(x, first))
+            x = ops.relu(self._step(x, second))
+            return ops.relu(ops.add(self._step(x, third), shortcut))
+
+    def _step(self, x: Any, step: Step) -> Any:
+        convolution, norm = step
+        return self.ops.group_norm(self.ops.convolve(x, convolution), norm)
 
     def _query_key_value(self, z: Any, block: Block, first_only: bool) -> tuple[Any, Any, Any]:
         """Each (B, h, T, d); with `first_only` the query is (B, h, 1, d)."""

@@ -13,12 +13,14 @@ from keras_vit.layers.patches import Patches
 from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
 from keras_vit.layers.relative_positions import RelativePositions
+from keras_vit.layers.resnet_stem import Bottleneck, ResNetStem, StdConv2D
 from keras_vit.layers.rotary import RotaryEmbedding
 from keras_vit.layers.rotary_rescale import RotaryRescale
 
 __all__ = [
     "MLP",
     "AttentionPooling",
+    "Bottleneck",
     "ClassToken",
     "EncoderBlock",
     "LayerNormalization",
@@ -30,6 +32,8 @@ __all__ = [
     "Pooling",
     "PositionEmbedding",
     "RelativePositions",
+    "ResNetStem",
     "RotaryEmbedding",
     "RotaryRescale",
+    "StdConv2D",
 ]

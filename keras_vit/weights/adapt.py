@@ -17,24 +17,26 @@ RELATIVE = ("relative_positions/table", "relative_positions/keys")
 HEAD = ("head/kernel", "head/bias")
 
 
+def pixel_kernel(config: ViTConfig) -> str:
+    """The path of the kernel that reads pixels: its third axis is their channels."""
+    return "stem/root_conv/kernel" if config.stem else "patches/projection/kernel"
+
+
 def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) -> np.ndarray:
     """A weight of `source`, changed for `target`."""
-    if path == PATCHES and source.in_channels != target.in_channels:
+    if path == pixel_kernel(source) and source.in_channels != target.in_channels:
         value = adapt_channels(value, target.in_channels)
     return resized_weight(path, value, source, target)
-
-
-def changes_with_grid(path: str) -> bool:
-    """Whether a weight holds positions, so that another grid needs another table."""
-    return path == TABLE or path.endswith(RELATIVE)
 
 
 def adapted_shape(
     path: str, shape: tuple[int, ...], source: ViTConfig, target: ViTConfig
 ) -> tuple[int, ...]:
     """The shape that `adapted` returns for a weight of this shape."""
-    if path == PATCHES:
+    if path == PATCHES and not source.stem:
         return (*target.patch_size, target.in_channels, shape[3])
+    if path == pixel_kernel(source):
+        return (*shape[:2], target.in_channels, shape[3])
     if path == TABLE:
         return (target.num_patches + source.class_row, shape[1])
     if path in LINES:
@@ -49,7 +51,7 @@ def adapted_shape(
 
 
 def adapt_channels(kernel: np.ndarray, count: int) -> np.ndarray:
-    """A patch kernel for another number of channels, as in timm's `adapt_input_conv`.
+    """A kernel of pixels for another number of channels, as in timm's `adapt_input_conv`.
 
     One channel is the sum of all, so that a gray image gives the same result. More channels repeat
     in order, scaled so that the sum keeps its size.

@@ -144,8 +144,10 @@ def check_keras_file(path: str | os.PathLike) -> None:
 
 def _check_depth(path: Path, config: ViTConfig, found: Collection[tuple[int, ...]]) -> None:
     """Raises before a loop over all blocks if there are fewer arrays than blocks."""
-    if config.depth > len(found):
-        raise mismatch(path, [f"depth={config.depth}: the file has only {len(found)} arrays"])
+    for name, blocks in (("depth", config.depth), ("stem_depths", sum(config.stem_depths))):
+        if blocks > len(found):
+            stated = getattr(config, name)
+            raise mismatch(path, [f"{name}={stated}: the file has only {len(found)} arrays"])
 
 
 def _check_quantized(path: Path, config: ViTConfig, found: list[tuple[int, ...]]) -> None:

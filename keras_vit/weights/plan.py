@@ -16,7 +16,10 @@ ABOUT_SOURCE = ("num_heads", "head_dim", "norm_epsilon", "gelu", "block_norm")
 
 # Fields that the arrays show. Those that a file of ours states are compared with the arrays first:
 # no loop and no allocation may depend on a number that the arrays contradict.
-SHOWN = ("width", "depth", "mlp_dim", "num_registers", "num_classes")
+SHOWN = (
+    *("width", "depth", "mlp_dim", "num_registers", "num_classes"),
+    *("stem", "stem_depths", "stem_width"),
+)
 
 
 @dataclasses.dataclass
@@ -88,7 +91,7 @@ def make_plan(
     reading = format.read_config(header)
     about = {k: v for k, v in given.items() if k in ABOUT_SOURCE}
     shown = {name: reading.fields.get(name, getattr(ViTConfig, name)) for name in SHOWN}
-    wrong = [name for name in SHOWN if name in stated and stated[name] != shown[name]]
+    wrong = [name for name in SHOWN if name in stated and _plain(stated[name]) != shown[name]]
     believed = {name: value for name, value in stated.items() if name not in wrong}
     source = _source(reading, {**believed, **about})
     target, new_head = adapt.target_config(source, given, reading.new_head)
@@ -100,6 +103,11 @@ def make_plan(
     ]
     _assign(plan, header, format.rows(source, **reading.style))
     return plan
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _refuse_other_models(format: Format, header: Header) -> None:
@@ -186,7 +194,9 @@ def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
     plan.missing += [f"(for {path})" for path in wanted if path not in made]
     for path in made & wanted.keys():
         saved, new = plan.shapes[path], wanted[path]
-        if path == adapt.PATCHES or path.endswith(adapt.RELATIVE):
+        if path in (adapt.PATCHES, adapt.pixel_kernel(plan.source)) or path.endswith(
+            adapt.RELATIVE
+        ):
             saved = adapt.adapted_shape(path, saved, plan.source, plan.target)
         if saved != new and path != adapt.TABLE:
             plan.misshaped.append(f"wrong shape: {path} is {saved}, but {new} was requested")

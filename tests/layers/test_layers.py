@@ -30,6 +30,24 @@ CASES = {
         (2, 24, 16, 3),
         {},
     ),
+    "std_conv": (
+        layers.StdConv2D,
+        {"filters": 6, "kernel_size": 3, "strides": 2, "standardization": "variance"},
+        (2, 6, 4, 3),
+        {"bad": [{"filters": 0}, {"strides": 1.5}, {"standardization": "both"}]},
+    ),
+    "bottleneck": (
+        layers.Bottleneck,
+        {"filters": 32, "strides": 2, "epsilon": 1e-3},
+        (2, 6, 4, 5),
+        {"bad": [{"filters": -32}, {"standardization": None}]},
+    ),
+    "resnet_stem": (
+        layers.ResNetStem,
+        {"depths": [1, 2], "width": 32, "standardization": "variance"},
+        (2, 24, 16, 3),
+        {"bad": [{"depths": [0]}, {"width": 20}]},
+    ),
     "class_token": (
         layers.ClassToken,
         {},

@@ -7,6 +7,8 @@ from weights_sources import TINY, random_vit
 import keras_vit
 from keras_vit.weights.formats import WRITABLE
 
+STEM = {"stem": "resnet"}
+TIMM_STEM = {"stem_epsilon": 1e-5, "stem_standardization": "variance"}
 CANNOT = [
     ("torchvision", {"num_registers": 2}, "num_registers must be 0, it is 2"),
     ("torchvision", {"image_size": (24, 16)}, "image_size must be a square"),
@@ -29,6 +31,14 @@ CANNOT = [
     ("timm", {"head_dim": 3}, "head_dim must be width / num_heads"),
     ("timm", {"block_norm": "post"}, "block_norm must be 'pre'"),
     ("timm", {"position_embedding": "learned_2d"}, "position_embedding must be"),
+    ("google", STEM | {"gelu": "tanh", "stem_epsilon": 1e-5}, "stem_standardization must be 'dev"),
+    ("timm", STEM, "stem_standardization must be 'variance' and stem_epsilon 1e-05"),
+    ("timm", STEM | TIMM_STEM | {"stem_width": 32}, "stem_width must be 64 and stem_depths one"),
+    ("timm", STEM | TIMM_STEM | {"stem_depths": (1,)}, r"stem_depths one of \(\), \(2, 2, 2, 2\)"),
+    ("big_vision", STEM | {"gelu": "tanh"}, "stem must be None, it is 'resnet'"),
+    ("huggingface", STEM, "stem must be None"),
+    ("torchvision", STEM, "stem must be None"),
+    ("vit_pytorch", STEM, "stem must be None"),
     ("vit_pytorch", {}, "qkv_bias must be False"),
 ]
 

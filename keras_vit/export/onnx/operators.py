@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, joined, pixel_gain
+from keras_vit.export.fold_stem import Convolution, GroupNorm, same_padding
 from keras_vit.export.program import Program
 
 DTYPES = ("float32", "float16")
@@ -142,11 +143,43 @@ class OnnxOperators:
         ends = self._ints(0, 0), self._ints(height, width), self._ints(1, 2)
         return self.node("Slice", images, *ends, shape=(-1, height, width, images.shape[-1]))
 
+    def to_map(self, images: Tensor) -> Tensor:
+        """Channels come first in ONNX."""
+        return self._transpose(self._start(images), 0, 3, 1, 2)  # (B, C, H, W)
+
+    def from_map(self, x: Tensor) -> Tensor:
+        return self._transpose(x, 0, 2, 3, 1)  # (B, H, W, C)
+
+    def convolve(self, x: Tensor, c: Convolution) -> Tensor:
+        kernel = self._weight(f"{c.name}/kernel", c.kernel.transpose(3, 2, 0, 1))
+        with self.scope(c.name):
+            return self._slide("Conv", x, kernel, size=len(c.kernel), stride=c.stride)
+
+    def group_norm(self, x: Tensor, n: GroupNorm) -> Tensor:
+        """An InstanceNormalization of the groups: GroupNormalization has no kernel of its own."""
+        _, channels, rows, columns = x.shape
+        with self.scope(n.name):
+            half = self._dtype != "float32"
+            z = self._reshape(x, -1, n.groups, rows * columns * (channels // n.groups))
+            z = self.cast(z, "float32") if half else z
+            ones, zeros = (self._floats(value, n.groups) for value in (1.0, 0.0))
+            z = self.node("InstanceNormalization", z, ones, zeros, epsilon=n.epsilon)
+            z = self.cast(z, self._dtype) if half else z
+            z = self._reshape(z, -1, channels, rows, columns)
+            scale = self._weight(f"{n.name}/gamma", n.scale[:, None, None])
+            offset = self._weight(f"{n.name}/beta", n.offset[:, None, None])
+            return self.node("Add", self.node("Mul", z, scale), offset)
+
+    def relu(self, x: Tensor) -> Tensor:
+        return self.node("Relu", x)
+
+    def max_pool(self, x: Tensor) -> Tensor:
+        return self._slide("MaxPool", x, size=3, stride=2)
+
     def patches(self, images: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
         (rows, columns), (height, length) = grid, patch
         width = length * images.shape[-1]
-        self._dtype = self._compute_dtype
-        x = images if self._dtype == "float32" else self.cast(images, self._dtype)
+        x = self._start(images)
         x = self._reshape(x, -1, rows, height, columns, width)
         x = self._transpose(x, 0, 1, 3, 2, 4)  # (B, rows, columns, P, P * C)
         return self._reshape(x, -1, height * width)  # (B * N, P * P * C)
@@ -314,6 +347,29 @@ class OnnxOperators:
         shape = tuple(x.shape[axis] for axis in order)
         return self.node("Transpose", x, shape=shape, perm=list(order))
 
+    def _start(self, x: Tensor) -> Tensor:
+        """From here on everything is computed in the export's dtype."""
+        if self._dtype == self._compute_dtype:
+            return x
+        self._dtype = self._compute_dtype
+        return self.cast(x, self._dtype)
+
+    def _slide(self, kind: str, x: Tensor, *kernel: str, size: int, stride: int) -> Tensor:
+        """A convolution or a pooling of (B, C, H, W)."""
+        channels, *sides = x.shape[1:]
+        if kernel:
+            channels = self.weights[kernel[0]].dims[0]
+        before, after = zip(*(same_padding(side, size, stride) for side in sides), strict=True)
+        return self.node(
+            kind,
+            x,
+            *kernel,
+            shape=(-1, channels, *(-(-side // stride) for side in sides)),
+            kernel_shape=[size, size],
+            strides=[stride, stride],
+            pads=[*before, *after],
+        )
+
     def _slice(self, x: Tensor, start: int, end: int, axis: int = 1) -> Tensor:
         """From `start` to `end` on one axis: tokens of (B, T, D)."""
         shape = (*x.shape[:axis], end - start, *x.shape[axis + 1 :])
@@ -337,6 +393,13 @@ class OnnxOperators:
         name = "shape/" + "x".join(map(str, values))
         if name not in self.weights:
             self._keep(np.array(values, "int64"), name)
+        return name
+
+    def _floats(self, value: float, count: int) -> str:
+        """The name of `count` equal numbers in float32."""
+        name = f"{value:g}/{count}"
+        if name not in self.weights:
+            self._keep(np.full(count, value, "float32"), name)
         return name
 
     def _keep(self, array: np.ndarray, name: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, joined
+from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.program import Program, skewed
 
 DTYPES = ("float32", "bfloat16")
@@ -83,6 +84,40 @@ class TensorFlowOperators:
 
     def crop(self, images: Any, height: int, width: int) -> Any:
         return images[:, :height, :width]
+
+    def to_map(self, images: Any) -> Any:
+        return self.tf.cast(images, self.dtype)
+
+    def from_map(self, x: Any) -> Any:
+        return x
+
+    def convolve(self, x: Any, c: Convolution) -> Any:
+        kernel = self._weight(f"{c.name}/kernel", c.kernel, x.dtype)
+        return self.tf.nn.conv2d(x, kernel, c.stride, "SAME")
+
+    def group_norm(self, x: Any, n: GroupNorm) -> Any:
+        tf, (_, rows, columns, channels) = self.tf, x.shape
+        z = tf.cast(x, tf.float32)
+        z = tf.reshape(z, [-1, rows * columns, n.groups, channels // n.groups])
+        z = z - self._group_mean(z)
+        inverse = tf.math.rsqrt(self._group_mean(z * z) + n.epsilon)  # (B, 1, groups, 1)
+        # The gain of each image and channel: one product for each number of the map.
+        scale = self._weight(f"{n.name}/gamma", n.scale, z.dtype)
+        scale = inverse * tf.reshape(scale, [n.groups, -1])  # (B, 1, groups, C / groups)
+        offset = self._weight(f"{n.name}/beta", n.offset, z.dtype)
+        z = z * scale + tf.reshape(offset, [n.groups, -1])
+        return tf.cast(tf.reshape(z, [-1, rows, columns, channels]), x.dtype)
+
+    def _group_mean(self, z: Any) -> Any:
+        """(B, places, groups, c) to (B, 1, groups, 1), over the places first: they are more."""
+        z = self.tf.reduce_mean(z, axis=1, keepdims=True)
+        return self.tf.reduce_mean(z, axis=3, keepdims=True)
+
+    def relu(self, x: Any) -> Any:
+        return self.tf.nn.relu(x)
+
+    def max_pool(self, x: Any) -> Any:
+        return self.tf.nn.max_pool2d(x, 3, 2, "SAME")
 
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
         tf, (rows, columns), (height, length) = self.tf, grid, patch

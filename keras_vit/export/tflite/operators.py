@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
 from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, pixel_gain
+from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.program import Program, skewed
 from keras_vit.runtime.tflite import litert
 
@@ -66,8 +67,9 @@ def to_float32_tflite(
         )
     import tensorflow as tf
 
-    # A norm must see normalized pixels, while a product can normalize them itself.
-    gain_first = images == "uint8" and folded.patch_norm is not None
+    # A norm must see normalized pixels, and so must the zeros around an image that a stem reads,
+    # while a product can normalize them itself.
+    gain_first = images == "uint8" and not (folded.patch_norm is None and folded.stem is None)
     if images == "uint8" and not gain_first:
         folded = _of_pixels(folded)
     ops = TFLiteOperators(tf, batch_size)
@@ -113,6 +115,37 @@ class TFLiteOperators:
 
     def crop(self, images: Any, height: int, width: int) -> Any:
         return images[:, :height, :width]
+
+    def to_map(self, images: Any) -> Any:
+        return images
+
+    def from_map(self, x: Any) -> Any:
+        return x
+
+    def convolve(self, x: Any, c: Convolution) -> Any:
+        with self.scope(c.name):
+            return self.tf.nn.conv2d(x, self._variable(c.name, c.kernel), c.stride, "SAME")
+
+    def group_norm(self, x: Any, n: GroupNorm) -> Any:
+        tf, (_, rows, columns, channels) = self.tf, x.shape
+        shape = (n.groups, channels // n.groups)
+        with self.scope(n.name):
+            z = tf.reshape(x, [self.batch, rows * columns, *shape])
+            z = z - self._group_mean(z)
+            inverse = tf.math.rsqrt(self._group_mean(z * z) + n.epsilon)  # (B, 1, groups, 1)
+            z = z * (inverse * n.scale.reshape(shape)) + n.offset.reshape(shape)
+            return tf.reshape(z, [self.batch, rows, columns, channels])
+
+    def _group_mean(self, z: Any) -> Any:
+        """(B, places, groups, c) to (B, 1, groups, 1), over the places first: they are more."""
+        z = self.tf.reduce_mean(z, axis=1, keepdims=True)
+        return self.tf.reduce_mean(z, axis=3, keepdims=True)
+
+    def relu(self, x: Any) -> Any:
+        return self.tf.nn.relu(x)
+
+    def max_pool(self, x: Any) -> Any:
+        return self.tf.nn.max_pool2d(x, 3, 2, "SAME")
 
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
         tf, (_, columns), (height, length) = self.tf, grid, patch

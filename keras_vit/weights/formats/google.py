@@ -7,6 +7,7 @@ in [-1, 1], and the position table is resampled with scipy's zoom.
 from collections.abc import Iterator, Mapping
 
 from keras_vit.config import ViTConfig
+from keras_vit.weights.formats import resnet_names
 from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import (
     CLASS_ROW,
@@ -74,13 +75,25 @@ def encoder_fields(header: Header, names: Mapping[str, str], block: str, stacked
 def read_google(header: Header) -> Reading:
     """The config. The table has a row for the class token, if there is one."""
     fields = encoder_fields(header, NAMES, "Transformer/encoderblock_0", stacked=False)
+    stem = resnet_names.google_fields(header)
+    fields |= stem | {"patch_size": resnet_names.pixels(fields["patch_size"], stem)}
     rows = header.shape(NAMES["positions"], 3)[1]
     size, _ = header.table_size(rows, [int(fields["class_token"])], fields["patch_size"])
-    return Reading(fields | {"image_size": size, "interpolation": "google"})
+    old_norms = len(header.shapes.get("gn_root/scale", ())) == 4
+    return Reading(
+        fields | {"image_size": size, "interpolation": "google"}, {"old_norms": old_norms}
+    )
+
+
+def google_rows(config: ViTConfig, old_norms: bool = False) -> Iterator[Pair]:
+    """The table of names."""
+    if config.stem:
+        yield from resnet_names.google_rows(config, old_norms)
+    yield from flax_rows(config)
 
 
 def flax_rows(config: ViTConfig, names: Mapping[str, str] = NAMES, stacked=False) -> Iterator[Pair]:
-    """The table of names. big_vision's differs in `names`, and may stack the blocks."""
+    """The names of all but a stem. big_vision's differ in `names`, and blocks may be stacked."""
     yield from _dense("embedding", "patches/projection")
     if config.class_token:
         yield Pair("cls", ("class_token/tokens",))
@@ -125,10 +138,16 @@ GOOGLE = Format(
     mark=r"(?P<prefix>.*)Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel",
     needs=(r"embedding/kernel$",),
     read_config=read_google,
-    rows=flax_rows,
+    rows=google_rows,
     dropped={r"opt/(?!target/)": "state of an optimizer"},
-    refused={r"conv_root/": "a hybrid with a ResNet stem"},
-    writable=WRITABLE,
-    limits=(CLASS_ROW, *FLAX_LIMITS),
+    writable=WRITABLE | {"stem": (None, "resnet")},
+    limits=(
+        CLASS_ROW,
+        *FLAX_LIMITS,
+        Limit(
+            lambda c: not c.stem or resnet_names.GOOGLE.items() <= c.to_dict().items(),
+            "stem_standardization must be 'deviation' and stem_epsilon 1e-06",
+        ),
+    ),
     suffix=".npz",
 )

@@ -228,6 +228,7 @@ HAS_HEAD = Limit(
 # What the paper's ViT has, and so the libraries' first models.
 PLAIN: dict[str, tuple] = {
     "ignore_remainder": (False,),
+    "stem": (None,),
     "block_norm": ("pre",),
     "qkv_bias": (True,),
     "key_bias": (True,),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.weights.formats import timm_config
+from keras_vit.weights.formats import resnet_names, timm_config
 from keras_vit.weights.formats.relative_positions import (
     INDEX,
     INDEX_REASON,
@@ -66,14 +66,18 @@ DROPPED = {
 REFUSED = {
     r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
     r"blocks\.0\.0\.": "blocks in chunks (save it without block chunks)",
-    r"patch_embed\.(backbone|conv1)": "a stem of several convolutions",
+    r"patch_embed\.(backbone\.(?!(stem\.)?(conv|norm)\.|stages\.)|conv1)": "a stem of several "
+    "convolutions that is not ViT's ResNet",
     r"(rope|rope_embed)\.|storage_tokens$|blocks\.0\.attn\.rope\.": "rotary positions (RoPE)",
 }
 
 
 def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     """The config: from shapes, then from `config.json`, then timm's own defaults."""
-    width, channels, ph, pw = header.shape("patch_embed.proj.weight", 4)
+    width, channels, *patch = header.shape("patch_embed.proj.weight", 4)
+    stem = resnet_names.timm_fields(header)
+    channels = stem.get("in_channels", channels)
+    ph, pw = resnet_names.pixels(tuple(patch), stem)
     stated = timm_config.stated_fields(header.config)
     # Also the positions: beside a table there may be rotary ones, which have no arrays.
     unstated = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
@@ -117,6 +121,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "image_size": size,
         "patch_size": (ph, pw),
         "in_channels": channels,
+        **stem,
         "width": width,
         "depth": header.count(r"blocks\.(\d+)\.norm1\."),
         "num_heads": heads,
@@ -221,6 +226,8 @@ def timm_rows(
     config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0, relative: str = "own"
 ) -> Iterator[Row]:
     """The table of names. `fold` rows of the position table are the registers'."""
+    if config.stem:
+        yield from resnet_names.timm_rows(config)
     yield from linear("patch_embed.proj", "patches/projection", CONV)
     if config.class_token:
         yield Pair("cls_token", ("class_token/tokens",))
@@ -344,6 +351,15 @@ TIMM = Format(
             lambda c: not (c.num_registers and c.class_row),
             "position_class_row must be False if there are registers: timm's table has rows for "
             "all tokens before the patches, or for none",
+        ),
+        Limit(
+            lambda c: not c.stem or resnet_names.TIMM.items() <= c.to_dict().items(),
+            "stem_standardization must be 'variance' and stem_epsilon 1e-05",
+        ),
+        Limit(
+            lambda c: not c.stem or (c.stem_depths in timm_config.HYBRIDS and c.stem_width == 64),
+            "stem_width must be 64 and stem_depths one of "
+            + ", ".join(map(str, timm_config.HYBRIDS)),
         ),
     ),
     json_files={"config.json": timm_config.config_json},

@@ -30,6 +30,13 @@ ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
 GATED = "vit_giant_patch14_dinov2"  # the class of the MLP is no argument that JSON can hold
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+"""timm's functions for hybrids, by the depths of their ResNet, which is no argument of them."""
 
 
 @functools.cache
@@ -142,10 +149,14 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
     gated = config.mlp == "swiglu"
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
     name = name if name in architectures() else BASE
+    first_conv = "patch_embed.proj"
+    if config.stem:
+        name = HYBRIDS[config.stem_depths]
+        first_conv = "patch_embed.backbone." + ("stem.conv" if config.stem_depths else "conv")
     pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
-        "patch_size": list(config.patch_size),
+        "patch_size": list(config.patch_kernel),
         "in_chans": config.in_channels,
         "embed_dim": config.width,
         "depth": config.depth,
@@ -182,7 +193,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
             "mean": per_channel(config.pixel_mean, config.in_channels),
             "std": per_channel(config.pixel_std, config.in_channels),
             "num_classes": config.num_classes,
-            "first_conv": "patch_embed.proj",
+            "first_conv": first_conv,
             "classifier": "head",
         },
     }

@@ -67,7 +67,7 @@ def derive(name: str, file: str) -> dict:
 
 def unlike(module, file: str) -> str:
     """Why a `ViT` cannot compute the same; "" for a plain ViT."""
-    if file == "vision_transformer_hybrid":
+    if file == "vision_transformer_hybrid" and not has_resnet_stem(module):
         return "a convolutional stem"
     if file == "naflexvit":
         return "images of any size in one batch (NaFlex)"
@@ -82,7 +82,7 @@ def unlike(module, file: str) -> str:
         }.get(type(block).__name__, f"blocks of another kind ({type(block).__name__})")
     for what, part, plain in (
         ("a LayerNorm in front of the blocks", _part(module, "norm_pre"), ("Identity",)),
-        ("another patch embedding", module.patch_embed, ("PatchEmbed",)),
+        ("another patch embedding", module.patch_embed, ("PatchEmbed", "HybridEmbed")),
         ("another normalization", block.norm1, ("LayerNorm",)),
         ("another attention", block.attn, ("Attention", "RelPosAttention")),
         ("another MLP", block.mlp, ("GluMlp",) if _is_swiglu(block.mlp) else ("Mlp",)),
@@ -104,6 +104,25 @@ def _is_swiglu(mlp) -> bool:
 def _part(module, name):
     """A part of a module; None for kinds of modules without it."""
     return getattr(module, name, None)
+
+
+def has_resnet_stem(module) -> bool:
+    """Whether a hybrid's backbone is a `ResNetStem` with the numerics of `resnet_names.TIMM`."""
+    from torch import nn
+
+    backbone = module.patch_embed.backbone
+    for part in backbone.modules():
+        kind = type(part).__name__
+        if isinstance(part, nn.Conv2d) and (kind, getattr(part, "eps", None)) != (
+            "StdConv2dSame",
+            1e-8,
+        ):
+            return False
+        if isinstance(part, nn.GroupNorm) and (part.num_groups, part.eps) != (32, 1e-5):
+            return False
+        if isinstance(part, nn.BatchNorm2d | nn.GELU | nn.SiLU | nn.AvgPool2d):
+            return False
+    return type(backbone).__name__ in ("ResNetV2", "Sequential")
 
 
 def write(stream) -> None:

@@ -8,10 +8,18 @@ import numpy as np
 SIZE = {"width": 20, "heads": 5, "mlp": 28, "depth": 2, "classes": 3, "patch": (8, 8), "rows": 9}
 
 
-def random_google(seed=0, *, token=True, representation=None, prefix="", **size):
-    """A random checkpoint with the names of google-research/vision_transformer."""
+def random_google(
+    seed=0, *, token=True, representation=None, prefix="", resnet=None, old=False, **size
+):
+    """A random checkpoint with the names of google-research/vision_transformer.
+
+    `resnet` are the depths of a hybrid's stages; `old` GroupNorms have three more axes.
+    """
     s = {**SIZE, **size}
     shapes = _stem(s, token)
+    if resnet is not None:
+        channels, stem = _resnet_shapes(resnet, (1, 1, 1) if old else ())
+        shapes |= stem | {"embedding/kernel": (*s["patch"], channels, s["width"])}
     positions = s["rows"] + token
     shapes["Transformer/posembed_input/pos_embedding"] = (1, positions, s["width"])
     names = ("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
@@ -49,6 +57,29 @@ def _stem(s, token):
     return shapes | ({"cls": (1, 1, s["width"])} if token else {})
 
 
+def _resnet_shapes(depths, axes, width=32):
+    shapes = {"conv_root/kernel": (7, 7, 3, width)}
+    shapes |= {f"gn_root/{part}": (*axes, width) for part in ("scale", "bias")}
+    channels = width
+    for stage, depth in enumerate(depths, 1):
+        inner = width * 2 ** (stage - 1)
+        for unit in range(1, depth + 1):
+            parts = {
+                "1": (1, 1, channels, inner),
+                "2": (3, 3, inner, inner),
+                "3": (1, 1, inner, 4 * inner),
+            }
+            if unit == 1:
+                parts["_proj"] = (1, 1, channels, 4 * inner)
+            for name, shape in parts.items():
+                base = f"block{stage}/unit{unit}"
+                shapes[f"{base}/conv{name}/kernel"] = shape
+                for part in ("scale", "bias"):
+                    shapes[f"{base}/gn{name}/{part}"] = (*axes, shape[-1])
+            channels = 4 * inner
+    return channels, shapes
+
+
 def _block(s, attention, norm, mlp):
     width, heads = s["width"], (s["heads"], s["width"] // s["heads"])
     shapes = {f"{n}/{k}": (width,) for n in ("LayerNorm_0", norm) for k in ("scale", "bias")}
@@ -82,7 +113,7 @@ def _fill(shapes, seed):
 
 def google(params, images):
     """Logits of `VisionTransformer`, whose class token takes part in the position table."""
-    x = _embed(params, images)
+    x = _embed(params, resnet(params, images) if "conv_root/kernel" in params else images)
     token = "cls" in params
     if token:
         x = _prepend(params["cls"], x)
@@ -109,6 +140,61 @@ def big_vision(params, images):
     names = ("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
     x = _encoder(params, x, names)
     return _logits(params, x[:, 0] if cls is not None else x.mean(axis=1))
+
+
+def resnet(params, images):
+    """The feature map of `models_resnet.py`."""
+
+    def conv(x, name, stride=1):
+        w = params[f"{name}/kernel"].astype("float64")
+        w = w - np.mean(w, axis=(0, 1, 2))
+        w = w / (np.std(w, axis=(0, 1, 2)) + 1e-5)
+        size, rows, columns = len(w), -(-x.shape[1] // stride), -(-x.shape[2] // stride)
+        x = _same(x, size, stride, 0.0)
+        return sum(
+            x[:, i : i + stride * rows : stride, j : j + stride * columns : stride] @ w[i, j]
+            for i in range(size)
+            for j in range(size)
+        )
+
+    def norm(x, name):
+        batch, rows, columns, channels = x.shape
+        y = x.reshape(batch, rows * columns, 32, channels // 32)
+        y = y - y.mean(axis=(1, 3), keepdims=True)
+        y = y / np.sqrt((y**2).mean(axis=(1, 3), keepdims=True) + 1e-6)
+        gain, offset = (params[f"{name}/{part}"].reshape(-1) for part in ("scale", "bias"))
+        return y.reshape(x.shape) * gain + offset
+
+    def relu(x):
+        return np.where(x > 0, x, 0)
+
+    x = relu(norm(conv(images.astype("float64"), "conv_root", 2), "gn_root"))
+    rows, columns = x.shape[1] // 2, x.shape[2] // 2
+    x = _same(x, 3, 2, -np.inf)
+    taps = [(i, j) for i in range(3) for j in range(3)]
+    x = np.max([x[:, i : i + 2 * rows : 2, j : j + 2 * columns : 2] for i, j in taps], axis=0)
+    stage = 1
+    while f"block{stage}/unit1/conv1/kernel" in params:
+        unit = 1
+        while f"block{stage}/unit{unit}/conv1/kernel" in params:
+            name, stride = f"block{stage}/unit{unit}", 2 if unit == 1 < stage else 1
+            y = relu(norm(conv(x, f"{name}/conv1"), f"{name}/gn1"))
+            y = relu(norm(conv(y, f"{name}/conv2", stride), f"{name}/gn2"))
+            y = norm(conv(y, f"{name}/conv3"), f"{name}/gn3")
+            if f"{name}/conv_proj/kernel" in params:
+                x = norm(conv(x, f"{name}/conv_proj", stride), f"{name}/gn_proj")
+            x, unit = relu(x + y), unit + 1
+        stage += 1
+    return x
+
+
+def _same(x, size, stride, value):
+    """XLA's padding "SAME"."""
+    pads = []
+    for side in x.shape[1:3]:
+        total = max((-(-side // stride) - 1) * stride + size - side, 0)
+        pads.append((total // 2, total - total // 2))
+    return np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
 
 
 def _embed(params, images):

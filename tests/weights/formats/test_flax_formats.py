@@ -16,6 +16,9 @@ GOOGLE = {
     "old prefix": {"prefix": "opt/target/"},
     "no head": {"classes": 0},
     "not square": {"patch": (8, 6), "rows": 12},
+    "resnet root": {"resnet": (), "patch": (2, 2)},
+    "resnet": {"resnet": (2, 1), "patch": (1, 1), "old": True, "prefix": "opt/target/"},
+    "resnet, three stages": {"resnet": (1, 1, 2), "patch": (1, 1), "rows": 4},
 }
 BIG_VISION = {
     "gap": {},
@@ -89,9 +92,17 @@ def test_big_vision_attention_pooling_is_named_and_trunk_loads(tmp_path):
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize(("token", "size"), [(True, 40), (False, 56), (True, 16)])
-def test_google_resolution_equals_scipy_zoom(tmp_path, token, size):
-    params = flax.random_google(token=token)
+@pytest.mark.parametrize(
+    ("token", "size", "fields"),
+    [
+        (True, 40, {}),
+        (False, 56, {}),
+        (True, 16, {}),
+        (True, 40, {"resnet": (1, 1), "patch": (1, 1)}),
+    ],
+)
+def test_google_resolution_equals_scipy_zoom(tmp_path, token, size, fields):
+    params = flax.random_google(token=token, **fields)
     name = "Transformer/posembed_input/pos_embedding"
     table, new = params[name][0], size // 8
     grid = table[int(token) :].reshape(3, 3, -1)
@@ -117,17 +128,55 @@ def test_google_pre_logits_leave_with_the_head_they_served(tmp_path):
     assert inspect(path, num_classes=7, representation_size=6).config.representation_size == 6
 
 
-def test_google_hybrid_is_refused(tmp_path):
-    arrays = flax.random_google() | {"conv_root/kernel": np.ones((7, 7, 3, 4), "float32")}
-    with pytest.raises(ValueError, match="ResNet"):
-        keras_vit.from_pretrained(save(tmp_path, arrays))
+def test_google_stem_is_read_from_the_names(tmp_path):
+    path = save(tmp_path, flax.random_google(resnet=(1, 1, 2), patch=(2, 1), rows=4))
+    config = inspect(path).config
+    assert (config.stem, config.stem_depths, config.stem_width) == ("resnet", (1, 1, 2), 32)
+    assert (config.patch_size, config.image_size, config.in_channels) == ((32, 16), (64, 32), 3)
+    assert (config.stem_epsilon, config.stem_standardization) == (1e-6, "deviation")
+
+
+def test_google_stem_has_numerics_of_its_own(tmp_path):
+    """What is added to a deviation shows where filters are small, each in its own measure."""
+    params = flax.random_google(resnet=(2, 1), patch=(1, 1))
+    params["block1/unit1/conv3/kernel"] *= np.logspace(-6, -3, 128, dtype="float32")[::-1]
+    params["block1/unit2/conv3/kernel"] *= np.tile([1e-6, 1e-5, 1e-4, 1e-3], 32).astype("float32")
+    path = save(tmp_path, params)
+    for wrong in ({"stem_epsilon": 30.0}, {"stem_standardization": "variance"}):
+        assert_same_logits(path, lambda batch: flax.google(params, batch), wrong)
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("format", ["google", "big_vision"])
-def test_flax_round_trip_is_bitwise(tmp_path, format):
-    if format == "google":
+def test_google_stem_takes_other_channels(tmp_path):
+    path = save(tmp_path, flax.random_google(resnet=(), patch=(2, 2)))
+    colored = keras_vit.from_pretrained(path)
+    gray = keras_vit.from_pretrained(path, in_channels=1)
+    kernel, summed = (m.get_layer("stem").root_conv.kernel for m in (colored, gray))
+    np.testing.assert_allclose(summed.numpy()[:, :, 0], kernel.numpy().sum(2), rtol=1e-5)
+
+
+@pytest.mark.backend_free
+def test_google_stem_that_is_cut_is_refused(tmp_path):
+    whole = flax.random_google(resnet=(2, 1), patch=(1, 1))
+    for cut, said in (
+        ("block1/unit1/", r"wrong shape: 'block1/unit2/conv1|missing: 'block1/unit1"),
+        ("block1/", "stem_depths must be a tuple of positive ints"),
+        ("block2/unit1/conv_proj/kernel", "missing: 'block2/unit1/conv_proj/kernel'"),
+        ("gn_root/", "missing: 'gn_root/scale'"),
+    ):
+        arrays = {name: array for name, array in whole.items() if not name.startswith(cut)}
+        with pytest.raises(ValueError, match=said):
+            keras_vit.from_pretrained(save(tmp_path, arrays))
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("kind", ["google", "google hybrid", "big_vision"])
+def test_flax_round_trip_is_bitwise(tmp_path, kind):
+    format = kind.split()[0]
+    if kind == "google":
         params = flax.random_google(representation=6)
+    elif kind == "google hybrid":
+        params = flax.random_google(resnet=(2, 1), patch=(1, 1))
     else:
         params = flax.random_big_vision(token=True)
     model = keras_vit.from_pretrained(save(tmp_path, params))

@@ -145,6 +145,21 @@ def timm_vit(seed=0, **fields):
     return randomize(VisionTransformer(**tiny_arguments(words, {"mlp_ratio": 1.4} | fields)), seed)
 
 
+def timm_hybrid(depths=(2, 1), patch_size=1, seed=0, **fields):
+    """timm's hybrid as its functions build it, with a ResNet of these depths."""
+    import functools
+
+    from timm.layers import HybridEmbed
+    from timm.models.vision_transformer import VisionTransformer
+    from timm.models.vision_transformer_hybrid import _resnetv2
+
+    words = "img_size patch_size embed_dim num_heads mlp_ratio depth num_classes"
+    arguments = tiny_arguments(words, {"mlp_ratio": 1.4, "patch_size": patch_size} | fields)
+    backbone = _resnetv2(depths, in_chans=fields.get("in_chans", 3))
+    embed = functools.partial(HybridEmbed, backbone=backbone)
+    return randomize(VisionTransformer(**arguments, embed_layer=embed), seed)
+
+
 def torchvision_vit(seed=0, **fields):
     from torchvision.models import VisionTransformer
 
