@@ -434,10 +434,7 @@ def _encode(z, config: ViTConfig, policy):
             rope=rope,
             mlp=config.mlp,
             mlp_inner_norm=config.mlp_inner_norm,
-            attention_positions=config.attention_positions,
-            grid=config.grid,
-            num_prefix_tokens=config.num_prefix_tokens,
-            relative_mlp_dim=config.relative_mlp_dim,
+            relative=_relative(config),
             gelu=config.gelu,
             norm_epsilon=config.norm_epsilon,
             layer_scale=config.layer_scale,
@@ -464,6 +461,18 @@ def _rope(config: ViTConfig) -> dict[str, Any] | None:
         "pairs": config.rope_pairs,
         "offset": config.rope_offset,
         "reference_grid": config.rope_grid,
+    }
+
+
+def _relative(config: ViTConfig) -> dict[str, Any] | None:
+    """The arguments of each block's `RelativePositions`, or None."""
+    if not (config.attention_positions or "").startswith("relative"):
+        return None
+    return {
+        "kind": config.attention_positions,
+        "grid": config.grid,
+        "num_prefix_tokens": config.num_prefix_tokens,
+        "mlp_dim": config.relative_mlp_dim,
     }
 
 

@@ -257,7 +257,7 @@ def relative(config, w, q, h):
     w = _under(w, "relative_positions/")
     tokens = config.num_tokens
     scores = np.zeros((len(q), tokens, tokens))
-    for i in range(tokens) if kind else ():
+    for i in range(tokens) if w else ():
         for j in range(tokens):
             if kind == "relative":  # Appendix D.4: an extra query-key product
                 key = w["keys"][i - j + tokens - 1, h]

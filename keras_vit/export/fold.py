@@ -327,9 +327,9 @@ def _block(block) -> Block:
     key_norm: Any = None
     rotation = _rotation(attention)
     score_bias = offset_keys = None
-    if attention.attention_positions == "relative":
+    if attention.relative and attention.relative["kind"] == "relative":
         offset_keys = _array(attention.relative_positions.offset_keys("float32")).swapaxes(0, 1)
-    elif attention.attention_positions:
+    elif attention.relative:
         score_bias = _array(attention.relative_positions.bias())  # (h, T, T)
     if attention.qk_norm:
         query_norm, key_norm = _norm(attention.query_norm), _norm(attention.key_norm)

@@ -41,10 +41,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         output_bias: Whether the output projection has a bias; None means `use_bias`.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         key_bias: Whether the key projection has a bias too, where `use_bias` is True.
-        attention_positions: The kind of `RelativePositions` that is added to the scores, or None.
-        grid: Rows and columns of patches, for `attention_positions`.
-        num_prefix_tokens: Tokens before the patches, for `attention_positions`.
-        relative_mlp_dim: Hidden size of the MLP of "relative_mlp".
+        relative: Arguments of a `RelativePositions` as a dict, or None.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
@@ -73,28 +70,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         output_bias=None,
         rope=None,
         key_bias=True,
-        attention_positions=None,
-        grid=None,
-        num_prefix_tokens=0,
-        relative_mlp_dim=128,
+        relative=None,
         **kwargs,
     ):
         super().__init__(num_heads=num_heads, key_dim=key_dim, **kwargs)
         self.output_bias = output_bias
         self.key_bias = key_bias
-        self.attention_positions = attention_positions
-        self.grid = grid
-        self.num_prefix_tokens = num_prefix_tokens
-        self.relative_mlp_dim = relative_mlp_dim
-        if attention_positions is not None:
-            self.relative_positions = RelativePositions(
-                attention_positions,
-                grid,
-                num_prefix_tokens,
-                relative_mlp_dim,
-                dtype=self.dtype_policy,
-                name="relative_positions",
-            )
         self.qk_norm = qk_norm
         self.norm_epsilon = norm_epsilon
         if qk_norm:
@@ -104,6 +85,11 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         self._rope_scale = None
         if rope is not None:
             self.rotary = RotaryEmbedding(**rope, dtype=self.dtype_policy, name="rotary")
+        self.relative = None if relative is None else dict(relative)
+        if relative is not None:
+            self.relative_positions = RelativePositions(
+                **relative, dtype=self.dtype_policy, name="relative_positions"
+            )
 
     def _norm(self, name):
         return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
@@ -119,7 +105,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
         if self.rope is not None:
             self.rotary.build((None, query_shape[1], self.num_heads, self.key_dim))
-        if self.attention_positions is not None:
+        if self.relative is not None:
             heads = (self.num_heads, self.key_dim)
             self.relative_positions.build((*query_shape[:2], *heads))
         self._restore_trainable()
@@ -151,12 +137,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         rope_scale=None,
     ):
         self._rope_scale = rope_scale  # Keras' `call` does not pass it on
-        if self.attention_positions is not None and (
+        if self.relative is not None and (
             value is not query or (key is not None and key is not query)
         ):
             raise ValueError(
-                "value and key must be query: attention_positions are those of self-attention. "
-                f"Received: attention_positions={self.attention_positions!r}"
+                "value and key must be query: relative positions are those of self-attention. "
+                f"Received: relative={self.relative!r}"
             )
         masks = (query_mask, value_mask, key_mask, attention_mask)
         if (
@@ -229,8 +215,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             scale, self._rope_scale = self._rope_scale, None
             query, key = self.rotary(query, scale), self.rotary(key, scale)
         dropped = bool(training) and self.dropout > 0
-        positions = self.attention_positions is not None
-        if (attention_mask is not None or kwargs) and not positions:
+        if (attention_mask is not None or kwargs) and self.relative is None:
             return super()._compute_attention(
                 query,
                 key,
@@ -242,7 +227,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             )
         scale = self.key_dim**-0.5
         bias = None
-        if positions:
+        if self.relative is not None:
             bias = self._bias(ops.multiply(query, scale), attention_mask, **kwargs)
         # The kernels add the bias in the dtype of the query.
         exact = bias is None or bias.dtype == query.dtype
@@ -277,14 +262,11 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     def get_config(self):
         return {
             **super().get_config(),
-            "attention_positions": self.attention_positions,
-            "grid": self.grid,
-            "num_prefix_tokens": self.num_prefix_tokens,
-            "relative_mlp_dim": self.relative_mlp_dim,
             "qk_norm": self.qk_norm,
             "norm_epsilon": self.norm_epsilon,
             "output_bias": self.output_bias,
             "rope": self.rope and dict(self.rope),
+            "relative": self.relative and dict(self.relative),
             "key_bias": self.key_bias,
         }
 

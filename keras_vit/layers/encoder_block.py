@@ -38,10 +38,7 @@ class EncoderBlock(Composite):
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         mlp: "mlp" or "swiglu", a gated one.
         mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
-        attention_positions: The kind of `RelativePositions` in attention, or None.
-        grid: Rows and columns of patches, for `attention_positions`.
-        num_prefix_tokens: Tokens before the patches, for `attention_positions`.
-        relative_mlp_dim: Hidden size of the MLP of "relative_mlp".
+        relative: Arguments of a `RelativePositions` as a dict, or None.
         gelu: "exact" or "tanh".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
@@ -81,10 +78,7 @@ class EncoderBlock(Composite):
         rope=None,
         mlp="mlp",
         mlp_inner_norm=False,
-        attention_positions=None,
-        grid=None,
-        num_prefix_tokens=0,
-        relative_mlp_dim=128,
+        relative=None,
         gelu="exact",
         norm_epsilon=1e-6,
         layer_scale=None,
@@ -114,10 +108,7 @@ class EncoderBlock(Composite):
         self.rope = rope
         self.mlp_kind = mlp
         self.mlp_inner_norm = mlp_inner_norm
-        self.attention_positions = attention_positions
-        self.grid = grid
-        self.num_prefix_tokens = num_prefix_tokens
-        self.relative_mlp_dim = relative_mlp_dim
+        self.relative = relative
         self.gelu = gelu
         self.norm_epsilon = norm_epsilon
         self.layer_scale = layer_scale
@@ -135,10 +126,7 @@ class EncoderBlock(Composite):
             num_heads,
             head_dim,
             qk_norm=qk_norm,
-            attention_positions=attention_positions,
-            grid=grid,
-            num_prefix_tokens=num_prefix_tokens,
-            relative_mlp_dim=relative_mlp_dim,
+            relative=relative,
             norm_epsilon=norm_epsilon,
             rope=rope,
             dropout=attention_dropout,
@@ -241,10 +229,7 @@ class EncoderBlock(Composite):
             "rope": self.rope and dict(self.rope),
             "mlp": self.mlp_kind,
             "mlp_inner_norm": self.mlp_inner_norm,
-            "attention_positions": self.attention_positions,
-            "grid": self.grid,
-            "num_prefix_tokens": self.num_prefix_tokens,
-            "relative_mlp_dim": self.relative_mlp_dim,
+            "relative": self.relative and dict(self.relative),
             "gelu": self.gelu,
             "norm_epsilon": self.norm_epsilon,
             "layer_scale": self.layer_scale,
