@@ -2,6 +2,7 @@
 
 import pytest
 from conformance import check_layer
+from keras import ops
 
 from keras_vit import layers
 
@@ -10,6 +11,13 @@ KEY_BIAS = "key/bias"  # softmax does not see it, nor a shift of the normalized 
 
 def self_attention(layer, x, **kwargs):
     return layer(x, x, **kwargs)
+
+
+def scores(layer, x, **kwargs):
+    """As part of the output of attention: in the layer's dtype, with a batch axis."""
+    y = ops.cast(layer(x, **kwargs), layer.compute_dtype)
+    y = y if len(y.shape) == 4 else ops.add(ops.expand_dims(y, 0), 0 * x[:, :1, :, :1, None][:, 0])
+    return ops.mean(y, axis=1)
 
 
 CASES = {
@@ -73,6 +81,39 @@ CASES = {
         {"num_heads": 5, "key_dim": 4, "dropout": 0.4},
         (2, 7, 20),
         {"call": self_attention, "exempt": [KEY_BIAS], "drops": True},
+    ),
+    "attention_relative_bias": (
+        layers.MultiHeadAttention,
+        {
+            "num_heads": 5,
+            "key_dim": 4,
+            "attention_positions": "relative_bias",
+            "grid": (3, 2),
+            "num_prefix_tokens": 1,
+        },
+        (2, 7, 20),
+        {"call": self_attention, "exempt": [KEY_BIAS], "bad": [{"attention_positions": "rope"}]},
+    ),
+    "relative": (
+        layers.RelativePositions,
+        {"kind": "relative", "grid": (3, 2), "num_prefix_tokens": 2},
+        (2, 8, 5, 4),
+        {"call": scores},
+    ),
+    "relative_bias": (
+        layers.RelativePositions,
+        {"kind": "relative_bias", "grid": (3, 2), "num_prefix_tokens": 1},
+        (2, 7, 5, 4),
+        {
+            "call": scores,
+            "bad": [{"kind": "rope"}, {"grid": (3, 0)}, {"num_prefix_tokens": 2}],
+        },
+    ),
+    "relative_mlp": (
+        layers.RelativePositions,
+        {"kind": "relative_mlp", "grid": (3, 2), "num_prefix_tokens": 2, "mlp_dim": 6},
+        (2, 8, 5, 4),
+        {"call": scores, "bad": [{"num_prefix_tokens": -1}]},
     ),
     "mlp": (
         layers.MLP,
