@@ -102,6 +102,10 @@ COMBINATIONS = {
         "relative_bias",
         {"position_embedding": "learned+relative_bias", "patch_size": 4, "pooling": "mean"},
     ),
+    "relative_one_patch": (
+        "no_class_token",
+        {"position_embedding": "relative", "image_size": 8},
+    ),
     "sincos_and_relative": (
         "no_class_token",
         {"position_embedding": "sincos_2d+relative", "depth": 1},

@@ -129,6 +129,21 @@ def test_config_replace_validates():
         ({"rope_rescale": 0.5}, "rope_rescale must be None or a number of at least 1"),
         ({"position_embedding": "sincos_2d", "width": 30}, "width must be a multiple of 4"),
         ({"position_embedding": "learned_2d", "width": 15}, "width must be a multiple of 2"),
+        ({"position_embedding": "none+relative"}, "position_embedding must be one of"),
+        ({"relative_mlp_dim": 0}, "relative_mlp_dim must be a positive int"),
+        (
+            {"position_embedding": "relative", "image_size": 8 * 91, "patch_size": 8},
+            "image_size must have at most 67108864 pairs of tokens",
+        ),
+        (
+            {"position_embedding": "relative", "patch_dropout": 0.5},
+            "patch_dropout must be 0 for position_embedding='relative', which needs every patch",
+        ),
+        (
+            {"position_embedding": "learned+relative_bias", "num_registers": 1},
+            "num_registers must be 0 for position_embedding='learned.relative_bias', whose table",
+        ),
+        ({"position_embedding": "sincos_2d+relative", "width": 30}, "width must be a multiple of"),
         ({"interpolation": "nearest"}, "interpolation must be one of 'google'"),
         (
             {"pooling": "max"},
@@ -163,6 +178,21 @@ def test_config_refuses_what_does_not_fit(fields, message):
     with pytest.raises(ValueError, match=message) as caught:
         TINY.replace(**fields)
     assert "Received: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "table", "attention"),
+    [
+        ("learned", "learned", None),
+        ("none", None, None),
+        ("relative_bias", None, "relative_bias"),
+        ("learned_2d+relative", "learned_2d", "relative"),
+    ],
+)
+def test_config_position_embedding_names_a_table_and_what_attention_adds(word, table, attention):
+    config = TINY.replace(position_embedding=word)
+    assert (config.position_table, config.attention_positions) == (table, attention)
+    assert config.class_row == (table is not None)
 
 
 def test_config_unknown_field_names_the_near_ones():

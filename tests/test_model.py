@@ -180,7 +180,13 @@ def test_features_refuse_what_is_not_there(arguments, message):
 # -- another resolution
 
 
-@pytest.mark.parametrize("kind", ["paper", "mean_all", "learned_2d", "sincos_2d", "no_positions"])
+OFFSETS = ("relative_positions/table", "relative_positions/keys")
+RELATIVE = ("relative", "relative_bias", "relative_mlp")
+
+
+@pytest.mark.parametrize(
+    "kind", ["paper", "mean_all", "learned_2d", "sincos_2d", "no_positions", *RELATIVE]
+)
 @pytest.mark.parametrize("image_size", [(48, 40), 32])
 def test_resized_keeps_everything_but_the_table(kind, image_size):
     model = tiny_model(kind)
@@ -191,7 +197,7 @@ def test_resized_keeps_everything_but_the_table(kind, image_size):
     old, new = arrays(model), arrays(larger)
     assert old.keys() == new.keys()
     for path in old:
-        if not path.startswith("position_embedding/"):
+        if not path.startswith("position_embedding/") and not path.endswith(OFFSETS):
             np.testing.assert_array_equal(old[path], new[path])
     assert [v.path for v in larger.trainable_weights] == [v.path for v in model.trainable_weights]
     assert np.isfinite(run(larger, images(larger.config))).all()
@@ -241,6 +247,24 @@ def test_resized_2d_resamples_rows_and_columns():
     np.testing.assert_array_equal(
         new["position_embedding/class_row"], old["position_embedding/class_row"]
     )
+
+
+def test_resized_resamples_relative_positions():
+    from keras_vit.resample import matrix, resample_offsets
+
+    model = tiny_model("relative_bias")
+    path = "encoder_block_1/attention/relative_positions/table"
+    for interpolation in ("timm", "huggingface"):
+        larger = model.resized((40, 48), interpolation=interpolation)
+        expected = resample_offsets(arrays(model)[path], (3, 2), (5, 6), interpolation)
+        np.testing.assert_array_equal(arrays(larger)[path], expected)
+    model = tiny_model("relative")  # 8 tokens, and so 15 offsets
+    larger = model.resized((40, 48))
+    path = "encoder_block_1/attention/relative_positions/keys"
+    old, new = arrays(model)[path], arrays(larger)[path]
+    expected = matrix(15, 2 * larger.config.num_tokens - 1, "google") @ old.reshape(15, -1)
+    np.testing.assert_allclose(new, expected.reshape(new.shape), atol=1e-6)
+    np.testing.assert_allclose(new[len(new) // 2], old[7], atol=1e-6)  # of a token and itself
 
 
 def test_resized_keeps_the_dtype_policy():

@@ -6,7 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from keras_vit.resample import PRESETS, Interpolation, matrix, resample_grid, resample_kernel
+from keras_vit.resample import (
+    PRESETS,
+    Interpolation,
+    matrix,
+    resample_grid,
+    resample_kernel,
+    resample_offsets,
+)
 
 pytestmark = [pytest.mark.backend_free, pytest.mark.usefixtures("torchvision")]
 
@@ -179,6 +186,73 @@ def test_preset_same_convention_has_same_rule():
     assert PRESETS["deit"] == PRESETS["huggingface"]
     assert PRESETS["huggingface_dinov2_registers"] == PRESETS["timm"]
     assert len(set(PRESETS.values())) == len(PRESETS) - 3
+
+
+def timm_offsets(table, old_grid, new_grid):
+    torch = pytest.importorskip("torch")
+    import_timm()
+    from timm.layers.pos_embed_rel import _USE_SCIPY, resize_rel_pos_bias_table
+
+    assert not _USE_SCIPY  # unless asked for in the environment
+    rows = (2 * new_grid[0] - 1) * (2 * new_grid[1] - 1) + 3
+    shape = (rows, table.shape[1])
+    return resize_rel_pos_bias_table(torch.from_numpy(table), new_grid, shape, old_grid).numpy()
+
+
+def huggingface_offsets(table, old_grid, new_grid):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.beit.modeling_beit import BeitRelativePositionBias
+
+    sizes = {"image_size": old_grid[0] * PATCH, "patch_size": PATCH}
+    heads = table.shape[1]
+    config = transformers.BeitConfig(hidden_size=heads, num_attention_heads=heads, **sizes)
+    layer = BeitRelativePositionBias(config)
+    with torch.no_grad():
+        layer.relative_position_bias_table.copy_(torch.from_numpy(table))
+        found = layer(new_grid)[0].numpy()  # (h, T, T)
+    index = layer.generate_relative_position_index(new_grid).numpy()
+    rows = np.empty(((2 * new_grid[0] - 1) * (2 * new_grid[1] - 1) + 3, heads), "float32")
+    rows[index] = found.transpose(1, 2, 0)  # back from pairs of tokens to offsets
+    return rows
+
+
+OFFSET_GRIDS = [grids for grids in NON_SQUARE_GRIDS if grids[0] != (16, 16)]
+
+
+@pytest.mark.parametrize(
+    ("preset", "source", "grids"),
+    [
+        *(("timm", timm_offsets, grids) for grids in OFFSET_GRIDS),
+        *(("huggingface", huggingface_offsets, g) for g in OFFSET_GRIDS if g[0][0] == g[0][1]),
+    ],
+)
+def test_offsets_are_resampled_as_in_their_source(preset, source, grids):
+    (height, width), _ = grids
+    rows = (2 * height - 1) * (2 * width - 1) + 3
+    table = np.random.default_rng(0).standard_normal((rows, 4)).astype("float32")
+    expected = source(table, *grids)
+    ours = resample_offsets(table, *grids, preset)
+    assert ours.dtype == table.dtype
+    assert largest_difference(ours, expected) < TOLERANCE
+    np.testing.assert_array_equal(ours[-3:], table[-3:])
+    other = "huggingface" if preset == "timm" else "timm"
+    different = largest_difference(resample_offsets(table, *grids, other), expected) > 1e-2
+    assert different or grids[1] == (1, 1)  # which has the offset 0 alone
+
+
+def test_offsets_of_the_same_grid_are_a_copy():
+    table = np.random.default_rng(0).standard_normal((5 * 3 + 3, 4))
+    for preset in PRESETS:
+        ours = resample_offsets(table, (3, 2), (3, 2), preset)
+        np.testing.assert_array_equal(ours, table)
+        assert not np.shares_memory(ours, table)
+
+
+def test_offsets_of_other_presets_are_resampled_as_their_tables_are():
+    table = np.random.default_rng(0).standard_normal((5 * 3, 4))
+    expected = resample_grid(table, (5, 3), (9, 7), "torchvision")
+    np.testing.assert_array_equal(resample_offsets(table, (3, 2), (5, 4), "torchvision"), expected)
 
 
 def test_timm_npz_preset_matches_npz_loader(tmp_path):
@@ -369,6 +443,10 @@ def test_resample_grid_rejects_unknown_preset_for_same_grid():
         (
             {"coordinates": "align_corners", "size_offset": 0.1},
             r"size_offset must be 0 when coordinates='align_corners'. Received: size_offset=0.1",
+        ),
+        (
+            {"coordinates": "geometric"},
+            r"kernel must be 'bilinear' when coordinates='geometric'. Received: kernel='bicubic'",
         ),
     ],
 )

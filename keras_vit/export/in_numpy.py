@@ -83,11 +83,12 @@ class NumpyOperators:
         return x * r.cos + swapped * r.sin
 
     def offset_scores(self, q: np.ndarray, name: str, keys: np.ndarray) -> np.ndarray:
-        scores = q @ keys.swapaxes(1, 2)  # (B, h, n, 2T)
-        rows, tokens = q.shape[2], keys.shape[1] // 2
-        starts = [tokens - 1 - i for i in range(rows)]
-        shifted = [scores[:, :, i, start : start + tokens] for i, start in enumerate(starts)]
-        return np.stack(shifted, axis=2)  # (B, h, n, T)
+        scores = q @ keys.swapaxes(1, 2)  # (B, h, T, 2T)
+        tokens = q.shape[2]
+        if tokens == 1:
+            return scores
+        rows = [scores[:, :, i, tokens - 1 - i : 2 * tokens - 1 - i] for i in range(tokens)]
+        return np.stack(rows, axis=2)  # (B, h, T, T)
 
     def bias(self, name: str, array: np.ndarray) -> np.ndarray:
         return array

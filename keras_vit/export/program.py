@@ -77,7 +77,8 @@ class Operators(Protocol):
     def offset_scores(self, q: Any, name: str, keys: np.ndarray) -> Any:
         """Row i of `q keys^T` from column T - 1 - i on, in float32: it is `skewed`.
 
-        From `q` (B, h, n, d) and `keys` (h, 2 T, d) to (B, h, n, T).
+        From `q` (B, h, T, d) and `keys` (h, 2 T, d) to (B, h, T, T). With one query, `keys` are its
+        own (h, T, d).
         """
 
     def bias(self, name: str, array: np.ndarray) -> Any:
@@ -129,15 +130,17 @@ class Operators(Protocol):
 
 
 def skewed(scores: Any, reshape: Callable[[Any, list[int]], Any]) -> Any:
-    """Row i of each matrix (n, 2 T) from column T - 1 - i on, from (B, h, n, 2 T) to (B, h, n, T).
+    """Row i of each matrix (T, 2 T) from column T - 1 - i on, from (B, h, T, 2 T) to (B, h, T, T).
 
-    As in the layer: read as rows of one number less, each row starts one column later.
+    As in the layer: read as rows of one number less, each row starts one column later. A single
+    row (B, h, 1, T) is there already.
     """
-    _, heads, rows, columns = scores.shape
-    tokens = columns // 2
-    line = reshape(scores, [-1, heads, rows * columns])
-    line = line[:, :, tokens - 1 : tokens - 1 + rows * (columns - 1)]
-    return reshape(line, [-1, heads, rows, columns - 1])[:, :, :, :tokens]
+    _, heads, tokens, columns = scores.shape
+    if tokens == 1:
+        return scores
+    line = reshape(scores, [-1, heads, tokens * columns])
+    line = line[:, :, tokens - 1 : tokens - 1 + tokens * (columns - 1)]
+    return reshape(line, [-1, heads, tokens, columns - 1])[:, :, :, :tokens]
 
 
 class Program:
@@ -319,7 +322,10 @@ class Program:
         """What is added to the scores, (h, T, T) or (B, h, T, T), or None."""
         name = f"{block.name}/attention/relative_positions"
         if block.offset_keys is not None:
-            return self.ops.offset_scores(q, name, block.offset_keys)
+            keys, tokens = block.offset_keys, self.config.num_tokens
+            if first_only or tokens == 1:
+                keys = keys[:, tokens - 1 : 2 * tokens - 1]
+            return self.ops.offset_scores(q, name, keys)
         if block.score_bias is not None:
             rows = 1 if first_only else None
             return self.ops.bias(name, block.score_bias[:, :rows])

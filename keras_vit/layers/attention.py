@@ -137,13 +137,6 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         rope_scale=None,
     ):
         self._rope_scale = rope_scale  # Keras' `call` does not pass it on
-        if self.relative is not None and (
-            value is not query or (key is not None and key is not query)
-        ):
-            raise ValueError(
-                "value and key must be query: relative positions are those of self-attention. "
-                f"Received: relative={self.relative!r}"
-            )
         masks = (query_mask, value_mask, key_mask, attention_mask)
         if (
             (key is not None and key is not value)
@@ -228,7 +221,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         scale = self.key_dim**-0.5
         bias = None
         if self.relative is not None:
-            bias = self._bias(ops.multiply(query, scale), attention_mask, **kwargs)
+            bias = self._bias(ops.multiply(query, scale), key, attention_mask, **kwargs)
         # The kernels add the bias in the dtype of the query.
         exact = bias is None or bias.dtype == query.dtype
         if self._has_kernel(query.dtype) and exact and not (dropped or return_attention_scores):
@@ -247,8 +240,14 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         x = ops.transpose(ops.matmul(weights, v), (0, 2, 1, 3))  # (B, T, h, d)
         return x, scores
 
-    def _bias(self, query, mask, use_causal_mask=False):
+    def _bias(self, query, key, mask, use_causal_mask=False):
         """The relative positions, and a large negative number where a mask is False."""
+        if query.shape[1] != key.shape[1]:
+            raise ValueError(
+                "value must have as many tokens as query, those of the grid, for "
+                f"relative={self.relative!r}. "
+                f"Received: {key.shape[1]} for {query.shape[1]} tokens"
+            )
         bias = self.relative_positions(query)  # (h, T, T) or (B, h, T, T)
         bias = ops.expand_dims(bias, 0) if len(bias.shape) == 3 else bias
         if use_causal_mask:

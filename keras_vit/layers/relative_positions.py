@@ -100,7 +100,7 @@ class RelativePositions(keras.layers.Layer):
             return self.bias()
         scores = ops.einsum("bthd,ohd->bhto", query, self.offset_keys(query.dtype))  # (B, h, T, 2T)
         exact = keras.backend.result_type(query.dtype, "float32")
-        return ops.cast(skewed(scores, ops.reshape), exact)  # (B, h, T, T)
+        return ops.cast(skewed(scores), exact)  # (B, h, T, T)
 
     def offset_keys(self, dtype):
         """The keys by j - i, from 1 - T to T - 1, and a zero at the end: `(2 T, h, d)`."""
@@ -136,23 +136,21 @@ class RelativePositions(keras.layers.Layer):
         }
 
 
-def skewed(scores, reshape):
+def skewed(scores):
     """Row i of each matrix, from column T - 1 - i on.
 
     Read as rows of one number less, each row starts one column later.
 
     Args:
-        scores: `(B, h, n, 2 T)`, for queries i < n: the column of key j is T - 1 + j - i.
-        reshape: A function of a tensor and a shape.
+        scores: `(B, h, T, 2 T)`: in the row of query i, the column of key j is T - 1 + j - i.
 
     Returns:
-        `(B, h, n, T)`.
+        `(B, h, T, T)`.
     """
-    _, heads, rows, columns = scores.shape
-    tokens = columns // 2
-    line = reshape(scores, (-1, heads, rows * columns))
-    line = line[:, :, tokens - 1 : tokens - 1 + rows * (columns - 1)]
-    return reshape(line, (-1, heads, rows, columns - 1))[:, :, :, :tokens]
+    _, heads, tokens, columns = scores.shape
+    line = ops.reshape(scores, (-1, heads, tokens * columns))
+    line = line[:, :, tokens - 1 : tokens - 1 + tokens * (columns - 1)]
+    return ops.reshape(line, (-1, heads, tokens, columns - 1))[:, :, :, :tokens]
 
 
 @functools.lru_cache(maxsize=8)  # all blocks of a model have the same

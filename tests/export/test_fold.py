@@ -30,7 +30,12 @@ def with_block(folded, index, **changes):
 @pytest.mark.backend_free
 def test_folded_stream_is_centered_only_where_norms_alone_read_it():
     centered = {kind: fold(tiny_model(kind)).blocks[0].mlp_norm.centered for kind in KINDS}
-    assert {kind for kind, yes in centered.items() if not yes} == {"post_norm", "patch_norm"}
+    assert {kind for kind, yes in centered.items() if not yes} == {
+        "post_norm",
+        "patch_norm",
+        "map_all",
+        "map_registers",
+    }
     assert not fold(tiny_model(final_norm="none")).blocks[0].mlp_norm.centered
     folded = fold(tiny_model())
     block = folded.blocks[0]

@@ -3,6 +3,7 @@
 import keras
 import pytest
 from conformance import check_layer
+from keras import ops
 
 from keras_vit import layers
 
@@ -15,6 +16,13 @@ def self_attention(layer, x, **kwargs):
 
 def rescaled(layer, x, **kwargs):
     return keras.ops.multiply(x, layer(x, **kwargs))
+
+
+def scores(layer, x, **kwargs):
+    """As part of the output of attention: in the layer's dtype, with a batch axis."""
+    y = ops.cast(layer(x, **kwargs), layer.compute_dtype)
+    y = y if len(y.shape) == 4 else ops.add(ops.expand_dims(y, 0), 0 * x[:, :1, :, :1, None][:, 0])
+    return ops.mean(y, axis=1)
 
 
 CASES = {
@@ -134,6 +142,41 @@ CASES = {
         {"limit": 2.0},
         (2, 7, 20),
         {"call": rescaled, "drops": True, "bad": [{"limit": 0.5}]},
+    ),
+    "attention_relative_bias": (
+        layers.MultiHeadAttention,
+        {
+            "num_heads": 5,
+            "key_dim": 4,
+            "relative": {"kind": "relative_bias", "grid": (3, 2), "num_prefix_tokens": 1},
+        },
+        (2, 7, 20),
+        {
+            "call": self_attention,
+            "exempt": [KEY_BIAS],
+            "bad": [{"relative": {"kind": "rope", "grid": (3, 2)}}],
+        },
+    ),
+    "relative": (
+        layers.RelativePositions,
+        {"kind": "relative", "grid": (3, 2), "num_prefix_tokens": 2},
+        (2, 8, 5, 4),
+        {"call": scores},
+    ),
+    "relative_bias": (
+        layers.RelativePositions,
+        {"kind": "relative_bias", "grid": (3, 2), "num_prefix_tokens": 1},
+        (2, 7, 5, 4),
+        {
+            "call": scores,
+            "bad": [{"kind": "rope"}, {"grid": (3, 0)}, {"num_prefix_tokens": 2}],
+        },
+    ),
+    "relative_mlp": (
+        layers.RelativePositions,
+        {"kind": "relative_mlp", "grid": (3, 2), "num_prefix_tokens": 2, "mlp_dim": 6},
+        (2, 8, 5, 4),
+        {"call": scores, "bad": [{"num_prefix_tokens": -1}]},
     ),
     "mlp": (
         layers.MLP,

@@ -237,15 +237,14 @@ class OnnxOperators:
         return self.node("Add", self.node("Mul", x, cos), self.node("Mul", swapped, sin))
 
     def offset_scores(self, q: Tensor, name: str, keys: np.ndarray) -> Tensor:
-        (_, heads, rows, _), columns = q.shape, keys.shape[1]
-        tokens = columns // 2
+        (_, heads, tokens, _), columns = q.shape, keys.shape[1]
         weight = self._weight(f"{name}/keys", keys.swapaxes(1, 2))  # (h, d, 2T)
-        scores = self.node("MatMul", q, weight, shape=(-1, heads, rows, columns))
-        # `skewed`, in nodes
-        line = self._reshape(scores, -1, heads, rows * columns)
-        line = self._slice(line, tokens - 1, tokens - 1 + rows * (columns - 1), axis=2)
-        line = self._reshape(line, -1, heads, rows, columns - 1)
-        scores = self._slice(line, 0, tokens, axis=3)  # (B, h, n, T)
+        scores = self.node("MatMul", q, weight, shape=(-1, heads, tokens, columns))
+        if tokens > 1:  # `skewed`, in nodes
+            line = self._reshape(scores, -1, heads, tokens * columns)
+            line = self._slice(line, tokens - 1, tokens - 1 + tokens * (columns - 1), axis=2)
+            line = self._reshape(line, -1, heads, tokens, columns - 1)
+            scores = self._slice(line, 0, tokens, axis=3)  # (B, h, T, T)
         return scores if self._dtype == "float32" else self.cast(scores, "float32")
 
     def bias(self, name: str, array: np.ndarray) -> Tensor:

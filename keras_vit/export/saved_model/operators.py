@@ -180,7 +180,7 @@ class TensorFlowOperators:
     def offset_scores(self, q: Any, name: str, keys: np.ndarray) -> Any:
         tf = self.tf
         scores = tf.matmul(q, self._weight(f"{name}/keys", keys, q.dtype), transpose_b=True)
-        return tf.cast(skewed(scores, tf.reshape), tf.float32)  # (B, h, n, T)
+        return tf.cast(skewed(scores, tf.reshape), tf.float32)  # (B, h, T, T)
 
     def bias(self, name: str, array: np.ndarray) -> Any:
         return self._weight(f"{name}/bias", array, self.tf.float32)

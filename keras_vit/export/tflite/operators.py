@@ -192,7 +192,7 @@ class TFLiteOperators:
 
     def offset_scores(self, q: Any, name: str, keys: np.ndarray) -> Any:
         tf = self.tf
-        scores = tf.matmul(q, self._variable(name, keys[None]), transpose_b=True)  # (B, h, n, 2T)
+        scores = tf.matmul(q, self._variable(name, keys[None]), transpose_b=True)  # (B, h, T, 2T)
         return skewed(scores, lambda x, shape: tf.reshape(x, [self.batch, *shape[1:]]))
 
     def bias(self, name: str, array: np.ndarray) -> Any:

@@ -233,7 +233,8 @@ HUGGINGFACE = Format(
     rows_to_write=_rows_to_write,
     dropped={
         r"embeddings\.mask_token$": "the mask token of pretraining",
-        r"decoder\.|lm_head\.": "the head of pretraining",
+        r"decoder\.": "the decoder of pretraining",
+        r"lm_head\.": "the head of pretraining",
         INDEX: INDEX_REASON,
         r"pooler\.dense\.": "a pooler that the classifier does not use",
         r"(cls_|distillation_)classifier\.": "heads of distillation, replaced as requested",

@@ -101,9 +101,10 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         stated.pop("position_embedding", None)
     elif not rows:
         _check_no_positions(header, stated)
-    if "image_size" in relative:
-        stated["image_size"] = relative.pop("image_size")
+    shown = relative.pop("image_size", None)  # by a table of offsets
+    stated["image_size"] = shown or stated.get("image_size")
     size, row, fold = _table(header, rows, (ph, pw), int(token), registers, stated)
+    size = shown or size
     qkv_rows = header.shape("blocks.0.attn.qkv.weight", 2)[0]
     hidden, gated = _mlp(header, names["mlp"])
     if gated:
