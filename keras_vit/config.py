@@ -12,7 +12,7 @@ RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
 CHOICES = {
     "block_norm": ("pre", "post"),
     "mlp": ("mlp", "swiglu"),
-    "gelu": ("exact", "tanh"),
+    "gelu": ("exact", "tanh", "quick"),
     "position_embedding": ("learned", "learned_2d", "sincos_2d", "none"),
     "interpolation": tuple(PRESETS),
     "pooling": ("token", "mean", "mean_all", "map", "map_all", None),
@@ -89,7 +89,8 @@ class ViTConfig:
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
     gelu: str = "exact"
-    """"exact" (erf) or "tanh" (its approximation). Ignored by mlp="swiglu"."""
+    """"exact" (erf), "tanh" (its approximation) or "quick" (x sigmoid(1.702 x)); mlp="swiglu" has
+    none."""
     norm_epsilon: float = 1e-6
     """Epsilon of every LayerNorm."""
     layer_scale: float | None = None
@@ -100,12 +101,16 @@ class ViTConfig:
     """Whether a learned class token precedes the patches."""
     num_registers: int = 0
     """Number of learned register tokens between the class token and the patches."""
+    patch_bias: bool = True
+    """Whether the patch projection has a bias."""
     patch_norm: bool = False
     """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch)."""
     position_embedding: str = "learned"
     """"learned" (one row per position), "learned_2d" (rows + columns), "sincos_2d" or "none"."""
     position_class_row: bool = True
     """Whether a learned table has a row for the class token. Ignored without a class token."""
+    embedding_norm: bool = False
+    """Whether a LayerNorm precedes the first block (CLIP)."""
     interpolation: str = "google"
     """How `resized` resamples the table: a name in `keras_vit.resample.PRESETS`."""
 
@@ -249,7 +254,8 @@ class ViTConfig:
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
         flags = ("qkv_bias", "key_bias", "qk_norm", "mlp_inner_norm")
-        for name in (*flags, "class_token", "patch_norm", "position_class_row"):
+        tokens = ("class_token", "patch_bias", "patch_norm", "embedding_norm")
+        for name in (*flags, *tokens, "position_class_row"):
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)

@@ -25,7 +25,7 @@ class ViT(keras.Model):
     y = LN(z_L^0)                                 (4)
 
     The config varies what is in them: with `mlp="swiglu"` MLP(z) = (SiLU(z W_g) * z W_1) W_2, and
-    with `mlp_inner_norm` its W_2 reads a LayerNorm.
+    with `mlp_inner_norm` its W_2 reads a LayerNorm. With `embedding_norm` z_0 = LN([...] + E_pos).
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -327,6 +327,7 @@ def _embed(images, config: ViTConfig, policy):
     z = layers.Patches(
         config.width,
         config.patch_size,
+        use_bias=config.patch_bias,
         norm=config.patch_norm,
         norm_epsilon=config.norm_epsilon,
         dtype=policy,
@@ -363,6 +364,10 @@ def _embed(images, config: ViTConfig, policy):
         )(z)
     if config.dropout:
         z = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")(z)
+    if config.embedding_norm:
+        z = layers.LayerNormalization(
+            epsilon=config.norm_epsilon, dtype=policy, name="embedding_norm"
+        )(z)
     return z
 
 

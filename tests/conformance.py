@@ -45,6 +45,7 @@ KINDS = {
     "patch_norm": TINY.replace(patch_norm=True, patch_size=(8, 4)),
     "swiglu": TINY.replace(mlp="swiglu", mlp_dim=22, layer_scale=0.3),
     "mlp_inner_norm": TINY.replace(mlp_inner_norm=True),
+    "embedding_norm": TINY.replace(embedding_norm=True, patch_bias=False, gelu="quick"),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
 }
@@ -62,6 +63,11 @@ COMBINATIONS = {
     "all_tokens_features": ("all_tokens", {"num_classes": 0, "final_norm": "none"}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
     "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
+    "embedding_norm_post_norm": ("post_norm", {"embedding_norm": True, "patch_bias": False}),
+    "embedding_norm_alone": (
+        "no_class_token",
+        {"embedding_norm": True, "position_embedding": "none", "gelu": "quick"},
+    ),
     "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
     "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),

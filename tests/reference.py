@@ -53,7 +53,9 @@ def embed(config, w, images):
     if config.patch_norm:
         x = norm(x, _under(w, "patches/norm_before/"), eps)
     kernel = w["patches/projection/kernel"]
-    x = x @ kernel.reshape(-1, config.width) + w["patches/projection/bias"]
+    x = x @ kernel.reshape(-1, config.width)
+    if config.patch_bias:
+        x = x + w["patches/projection/bias"]
     if config.patch_norm:
         x = norm(x, _under(w, "patches/norm_after/"), eps)
 
@@ -70,7 +72,7 @@ def embed(config, w, images):
         registers = np.repeat(w["registers/tokens"], len(x), axis=0)
         k = int(config.class_token)
         x = np.concatenate([x[:, :k], registers, x[:, k:]], axis=1)
-    return x
+    return norm(x, _under(w, "embedding_norm/"), eps) if config.embedding_norm else x
 
 
 def positions(config, w):
@@ -172,6 +174,8 @@ def softmax(x):
 def gelu(x, kind):
     if kind == "exact":
         return 0.5 * x * (1 + erf(x / np.sqrt(2)))
+    if kind == "quick":
+        return x / (1 + np.exp(-1.702 * x))
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 

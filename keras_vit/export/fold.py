@@ -130,6 +130,8 @@ class Folded:
     """(N, D), added to the patch tokens, or None."""
     prefix: np.ndarray
     """(k, D): class token and registers, with their positions."""
+    embedding_norm: Norm | None
+    """Of all tokens, before the first block."""
     blocks: tuple[Block, ...]
     final_norm: Norm | None
     attention_pool: AttentionPool | None
@@ -181,9 +183,14 @@ def fold(model: ViT) -> Folded:
     blocks = (_to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
     # Attention pooling reads the stream itself if no norm comes before it.
     normed = final_norm and not (pool and config.final_norm == "after_pooling")
-    if normed and config.block_norm == "pre" and not token_norm:
+    stream = normed and config.block_norm == "pre"  # whether only norms read it
+    embedding_norm: Any = _norm(layers["embedding_norm"]) if config.embedding_norm else None
+    if (stream or embedding_norm) and not token_norm:
         patches, prefix = _centered(patches), _without_mean(prefix)
         positions = None if positions is None else _without_mean(positions)
+    if embedding_norm:  # whose output is not centered
+        embedding_norm = dataclasses.replace(embedding_norm, centered=not token_norm)
+    elif stream and not token_norm:
         blocks = (_to_float32(_in_centered_stream(block)) for block in blocks)
         final_norm = dataclasses.replace(final_norm, centered=True)
     folded = Folded(
@@ -193,6 +200,7 @@ def fold(model: ViT) -> Folded:
         token_norm=token_norm,
         positions=positions,
         prefix=prefix,
+        embedding_norm=embedding_norm,
         blocks=tuple(blocks),
         final_norm=final_norm,
         attention_pool=None if pool is None else _without_value_bias(pool),
@@ -250,7 +258,9 @@ def check_model(model: Any) -> None:
 
 def _patches(layer) -> tuple[Norm | None, Product, Norm | None]:
     kernel = _array(layer.projection.kernel)  # (P, P, C, D)
-    bias = _array(layer.projection.bias)
+    bias = np.zeros(kernel.shape[-1])
+    if layer.use_bias:
+        bias = _array(layer.projection.bias)
     patches = Product(layer.projection.path, kernel.reshape(-1, kernel.shape[-1]), bias)
     if not layer.norm:
         return None, patches, None

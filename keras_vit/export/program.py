@@ -69,7 +69,7 @@ class Operators(Protocol):
         """`x * scale + offset`."""
 
     def gelu(self, x: Any, kind: str) -> Any:
-        """GELU; `kind` is "exact" or "tanh"."""
+        """GELU; `kind` is "exact", "tanh" or "quick" (`x sigmoid(1.702 x)`)."""
 
     def activate(self, x: Any, name: str) -> Any:
         """A function by name: "tanh", "sigmoid", "silu", "softmax" or "log_softmax".
@@ -145,10 +145,10 @@ class Program:
             if folded.token_norm:
                 x = ops.norm(x, folded.token_norm)
         prefix, positions = folded.prefix, folded.positions
-        if not len(prefix) and positions is None:
-            return x
-        with ops.scope("tokens"):
-            return ops.sequence(x, prefix, positions, self.config.num_patches)  # (B * T, D)
+        if len(prefix) or positions is not None:
+            with ops.scope("tokens"):
+                x = ops.sequence(x, prefix, positions, self.config.num_patches)  # (B * T, D)
+        return ops.norm(x, folded.embedding_norm) if folded.embedding_norm else x
 
     def encode(self, x: Any) -> Any:
         """Eq. 2 and 3, block by block: tokens (B * T, D) to (B * T, D).

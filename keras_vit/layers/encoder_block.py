@@ -37,7 +37,7 @@ class EncoderBlock(Composite):
         qk_norm: Whether to normalize queries and keys.
         mlp: "mlp" or "swiglu", a gated one.
         mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
-        gelu: "exact" or "tanh".
+        gelu: "exact", "tanh" or "quick".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
         dropout: Dropout rate after attention and after each Dense of the MLP.

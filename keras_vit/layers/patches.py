@@ -20,6 +20,7 @@ class Patches(Composite):
     Args:
         width: D, the size of a token.
         patch_size: Height and width of a patch; one int means a square.
+        use_bias: Whether the projection has a bias.
         norm: Whether to apply LayerNorms before and after the projection.
         norm_epsilon: Epsilon of these LayerNorms.
         **kwargs: Arguments of `keras.layers.Layer`.
@@ -39,7 +40,7 @@ class Patches(Composite):
     (2, 16, 8)
     """
 
-    def __init__(self, width, patch_size, norm=False, norm_epsilon=1e-6, **kwargs):
+    def __init__(self, width, patch_size, use_bias=True, norm=False, norm_epsilon=1e-6, **kwargs):
         super().__init__(**kwargs)
         pair = (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
         if len(pair) != 2 or not all(isinstance(p, int) and p > 0 for p in pair):
@@ -51,6 +52,7 @@ class Patches(Composite):
             raise ValueError(f"width must be a positive int. Received: width={width!r}")
         self.width = width
         self.patch_size = pair
+        self.use_bias = use_bias
         self.norm = norm
         self.norm_epsilon = norm_epsilon
         self.projection = keras.layers.Conv2D(
@@ -59,6 +61,7 @@ class Patches(Composite):
             strides=pair,
             padding="valid",
             data_format="channels_last",
+            use_bias=use_bias,
             kernel_initializer="lecun_normal",
             bias_initializer="zeros",
             dtype=self.dtype_policy,
@@ -121,6 +124,7 @@ class Patches(Composite):
             **super().get_config(),
             "width": self.width,
             "patch_size": self.patch_size,
+            "use_bias": self.use_bias,
             "norm": self.norm,
             "norm_epsilon": self.norm_epsilon,
         }

@@ -30,7 +30,17 @@ def with_block(folded, index, **changes):
 @pytest.mark.backend_free
 def test_folded_stream_is_centered_only_where_norms_alone_read_it():
     centered = {kind: fold(tiny_model(kind)).blocks[0].mlp_norm.centered for kind in KINDS}
-    assert {kind for kind, yes in centered.items() if not yes} == {"post_norm", "patch_norm"}
+    assert {kind for kind, yes in centered.items() if not yes} == {
+        "post_norm",
+        "patch_norm",
+        "embedding_norm",
+        "map_all",  # without a norm before the pooling
+        "map_registers",
+    }
+    assert fold(tiny_model("embedding_norm")).embedding_norm.centered
+    both = tiny_model("patch_norm", embedding_norm=True)
+    assert not fold(both).embedding_norm.centered
+    assert error(fold(both), both, images(both.config)) < FLOAT32
     assert not fold(tiny_model(final_norm="none")).blocks[0].mlp_norm.centered
     folded = fold(tiny_model())
     block = folded.blocks[0]

@@ -15,7 +15,7 @@ def self_attention(layer, x, **kwargs):
 CASES = {
     "patches": (
         layers.Patches,
-        {"width": 20, "patch_size": (8, 4)},
+        {"width": 20, "patch_size": (8, 4), "use_bias": False},
         (2, 24, 16, 3),
         {"bad": [{"width": 0}, {"patch_size": 0}, {"patch_size": (8, 4, 2)}]},
     ),

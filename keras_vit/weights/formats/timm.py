@@ -47,7 +47,6 @@ DROPPED = {
     r"attn_pool\.": "attention pooling, replaced as requested",
 }
 REFUSED = {
-    r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
     r"blocks\.0\.0\.": "blocks in chunks (save it without block chunks)",
     r"patch_embed\.(backbone|conv1)": "a stem of several convolutions",
     r"(rope|rope_embed)\.|storage_tokens$|blocks\.0\.attn\.rope\.": "rotary positions (RoPE)",
@@ -101,12 +100,14 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "mlp_dim": hidden,
         "mlp": "swiglu" if gated else "mlp",
         "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
-        "norm_epsilon": 1e-6,
+        "norm_epsilon": 1e-5 if "norm_pre.weight" in header.shapes else 1e-6,  # CLIP's
         "gelu": "exact",
         "qkv_bias": "blocks.0.attn.qkv.bias" in header.shapes,
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
         "class_token": token,
+        "patch_bias": "patch_embed.proj.bias" in header.shapes,
+        "embedding_norm": "norm_pre.weight" in header.shapes,
         "num_registers": registers,
         "position_embedding": "learned" if rows else "none",
         "position_class_row": bool(row),
@@ -189,7 +190,7 @@ def _final_norm(header: Header) -> str:
 
 def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0) -> Iterator[Row]:
     """The table of names. `fold` rows of the position table are the registers'."""
-    yield from linear("patch_embed.proj", "patches/projection", CONV)
+    yield from linear("patch_embed.proj", "patches/projection", CONV, bias=config.patch_bias)
     if config.class_token:
         yield Pair("cls_token", ("class_token/tokens",))
     if fold:
@@ -199,6 +200,8 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
             yield Pair(names["registers"], ("registers/tokens",))
         if config.position_embedding == "learned":
             yield Pair("pos_embed", ("position_embedding/table",), TABLE)
+    if config.embedding_norm:
+        yield from norm("norm_pre", "embedding_norm")
     for i in range(config.depth):
         yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
     if config.final_norm != "none":
@@ -288,7 +291,7 @@ TIMM = Format(
     dropped=DROPPED,
     refused=REFUSED,
     writable={
-        "norm_epsilon": (1e-6,),
+        "norm_epsilon": (1e-6, 1e-5),
         "block_norm": ("pre",),
         "key_bias": (True,),
         "patch_norm": (False,),
@@ -298,6 +301,15 @@ TIMM = Format(
     },
     limits=(
         STANDARD_HEADS,
+        Limit(
+            lambda c: c.patch_bias != c.embedding_norm,
+            "patch_bias must be the opposite of embedding_norm={0.embedding_norm}: timm's models "
+            "have one of the two",
+        ),
+        Limit(
+            lambda c: c.mlp != "swiglu" or c.norm_epsilon == 1e-6,
+            "norm_epsilon must be 1e-06 for mlp='swiglu', it is {0.norm_epsilon}",
+        ),
         Limit(
             lambda c: not (c.num_registers and c.class_row),
             "position_class_row must be False if there are registers: timm's table has rows for "

@@ -20,14 +20,16 @@ READ = (
 )
 # Arguments without effect on a model at its own size that does not train.
 IDLE = ("dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init")
-GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh"}
+GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 NORMS = {"layernorm": 1e-6}  # epsilon if only the name is given
-ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
+ACTS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
-GATED = "vit_giant_patch14_dinov2"  # the class of the MLP is no argument that JSON can hold
+# The class of the MLP and the epsilon are no arguments that JSON can hold: functions that set them.
+GATED = "vit_giant_patch14_dinov2"
+EPSILON_1E_5 = "vit_base_patch16_clip_224"
 
 
 @functools.cache
@@ -159,13 +161,14 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "pos_embed": "learn" if config.position_embedding == "learned" else "none",
         "global_pool": pool,
         "pool_include_prefix": config.pooling == "mean_all",
+        "pre_norm": config.embedding_norm,
         "final_norm": config.final_norm != "none",
         "fc_norm": config.final_norm == "after_pooling",
         **({} if gated else {"act_layer": ACTS[config.gelu]}),
     }
     labels = {} if config.labels is None else {"label_names": list(config.labels)}
     return {
-        "architecture": GATED if gated else name,
+        "architecture": GATED if gated else EPSILON_1E_5 if config.norm_epsilon == 1e-5 else name,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pool,

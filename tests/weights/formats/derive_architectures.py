@@ -75,7 +75,6 @@ def unlike(module, file: str) -> str:
             "EvaBlockPostNorm": "a LayerNorm after each branch",
         }.get(type(block).__name__, f"blocks of another kind ({type(block).__name__})")
     for what, part, plain in (
-        ("a LayerNorm in front of the blocks", module.norm_pre, "Identity"),
         ("another patch embedding", module.patch_embed, "PatchEmbed"),
         ("another normalization", block.norm1, "LayerNorm"),
         ("another attention", block.attn, "Attention"),
@@ -84,8 +83,6 @@ def unlike(module, file: str) -> str:
     ):
         if type(part).__name__ != plain:
             return f"{what} ({type(part).__name__})" if "another" in what else what
-    if type(block.mlp.act).__name__ == "QuickGELU":
-        return "QuickGELU"
     return ""
 
 
