@@ -10,7 +10,7 @@ from keras_vit.resample import PRESETS
 
 RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
 CHOICES = {
-    "block_norm": ("pre", "post"),
+    "block_norm": ("pre", "post", "res_post"),
     "mlp": ("mlp", "swiglu"),
     "gelu": ("exact", "tanh", "quick"),
     "position_embedding": ("learned", "learned_2d", "sincos_2d", "none"),
@@ -81,13 +81,15 @@ class ViTConfig:
     mlp_inner_norm: bool = False
     """Whether a LayerNorm is applied to the M hidden values of the MLP (EVA-02, BEiT-3)."""
     block_norm: str = "pre"
-    """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z))."""
+    """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z)); "res_post": z + LN(f(z))."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias."""
     key_bias: bool = True
     """Whether the key projection has a bias too, where `qkv_bias` is True."""
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
+    attention_inner_norm: bool = False
+    """Whether a LayerNorm is applied to the concatenated heads, before the projection (BEiT-3)."""
     gelu: str = "exact"
     """"exact" (erf), "tanh" (its approximation) or "quick" (x sigmoid(1.702 x)); mlp="swiglu" has
     none."""
@@ -253,7 +255,7 @@ class ViTConfig:
             self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
-        flags = ("qkv_bias", "key_bias", "qk_norm", "mlp_inner_norm")
+        flags = ("qkv_bias", "key_bias", "qk_norm", "attention_inner_norm", "mlp_inner_norm")
         tokens = ("class_token", "patch_bias", "patch_norm", "embedding_norm")
         for name in (*flags, *tokens, "position_class_row"):
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
@@ -269,6 +271,8 @@ class ViTConfig:
         self._check("norm_epsilon", "be a positive number", lambda v: _is_number(v) and v > 0)
         rule = "be None or a positive number"
         self._check("layer_scale", rule, lambda v: v is None or (_is_number(v) and v > 0))
+        rule = "be None for block_norm='res_post', whose LayerNorms scale the branches"
+        self._check("layer_scale", rule, lambda v: v is None or self.block_norm != "res_post")
 
     def _check_tokens(self) -> None:
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size

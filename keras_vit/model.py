@@ -24,8 +24,10 @@ class ViT(keras.Model):
     z_l = MLP(LN(z'_l)) + z'_l                    (3)
     y = LN(z_L^0)                                 (4)
 
-    The config varies what is in them: with `mlp="swiglu"` MLP(z) = (SiLU(z W_g) * z W_1) W_2, and
-    with `mlp_inner_norm` its W_2 reads a LayerNorm. With `embedding_norm` z_0 = LN([...] + E_pos).
+    The config varies what is in them. `block_norm="res_post"`: the LNs of Eq. 2 and 3 are those of
+    MSA(z) and MLP(z). `attention_inner_norm`: the U_msa of Eq. 8 reads an LN. `mlp="swiglu"`:
+    MLP(z) = (SiLU(z W_g) * z W_1) W_2. `mlp_inner_norm`: its W_2 reads an LN. `embedding_norm`:
+    z_0 = LN([...] + E_pos).
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -384,6 +386,7 @@ def _encode(z, config: ViTConfig, policy):
             qkv_bias=config.qkv_bias,
             key_bias=config.key_bias,
             qk_norm=config.qk_norm,
+            attention_inner_norm=config.attention_inner_norm,
             mlp=config.mlp,
             mlp_inner_norm=config.mlp_inner_norm,
             gelu=config.gelu,

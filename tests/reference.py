@@ -121,6 +121,9 @@ def block(config, w, z):
     if config.block_norm == "pre":
         z = attend(norm(z, norm_1, eps)) + z  # Eq. 2
         return mlp(norm(z, norm_2, eps)) + z  # Eq. 3
+    if config.block_norm == "res_post":
+        z = norm(attend(z), norm_1, eps) + z
+        return norm(mlp(z), norm_2, eps) + z
     z = norm(attend(z) + z, norm_1, eps)
     return norm(mlp(z) + z, norm_2, eps)
 
@@ -139,6 +142,8 @@ def attention(config, w, z):
         a = softmax(q @ k.transpose(0, 2, 1) / np.sqrt(config.key_dim))  # Eq. 6
         heads.append(a @ v)  # Eq. 7
     joined = np.concatenate(heads, axis=-1)
+    if config.attention_inner_norm:
+        joined = norm(joined, _under(w, "inner_norm/"), config.norm_epsilon)
     kernel = w["attention_output/kernel"].reshape(-1, config.width)
     return joined @ kernel + w["attention_output/bias"]  # Eq. 8
 

@@ -16,6 +16,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - The query of attention pooling is the same for all images. So the product of a token's key with it
   is one column a head: `(x W_k + b_k) q = x (W_k q) + b_k q`, where the last term is equal for all
   tokens.
+- With "res_post" the LayerNorms read a branch instead, so what ends a branch is centered.
 - LoRA is added to its kernel, and dropout is gone.
 
 What is then computed with the weights is in `program.py`.
@@ -80,6 +81,8 @@ class Block:
     value: Product
     query_norm: Norm | None
     key_norm: Norm | None
+    attention_inner_norm: Norm | None
+    """Between the concatenated heads and `output`."""
     output: Product
     """(h * d, D)."""
     mlp_norm: Norm
@@ -300,8 +303,12 @@ def _block(block) -> Block:
         mlp_gate = _behind(mlp_norm, mlp_gate) if mlp_gate else None
         attention_norm, mlp_norm = _bare(attention_norm), _bare(mlp_norm)
 
-    output = dataclasses.replace(output, bias=value.bias @ output.kernel + output.bias)
-    value = _without_bias(value)
+    inner_norm: Any = _norm(attention.heads_norm) if attention.inner_norm else None
+    if inner_norm:  # which is not linear, so the bias of the values stays in front of it
+        inner_norm, output = _bare(inner_norm), _behind(inner_norm, output)
+    else:
+        output = dataclasses.replace(output, bias=value.bias @ output.kernel + output.bias)
+        value = _without_bias(value)
     scale = attention.key_dim**-0.5
     query_norm: Any = None
     key_norm: Any = None
@@ -320,6 +327,11 @@ def _block(block) -> Block:
     if block.layer_scale is not None:
         output = _scaled(output, _array(block.attention_scale.gamma))
         mlp_2 = _scaled(mlp_2, _array(block.mlp_scale.gamma))
+    if block.block_norm == "res_post":
+        output, mlp_2 = _centered(output), _centered(mlp_2)
+        attention_norm, mlp_norm = (
+            dataclasses.replace(norm, centered=True) for norm in (attention_norm, mlp_norm)
+        )
     return Block(
         name=block.path,
         attention_norm=attention_norm,
@@ -328,6 +340,7 @@ def _block(block) -> Block:
         value=value,
         query_norm=query_norm,
         key_norm=key_norm,
+        attention_inner_norm=inner_norm,
         output=output,
         mlp_norm=mlp_norm,
         mlp_gate=mlp_gate,

@@ -163,21 +163,26 @@ class Program:
 
     def block(self, x: Any, block: Block, *, first_only: bool = False) -> Any:
         """Eq. 2 and 3 of one block: (B * T, D) to (B * T, D), or with `first_only` to (B, D)."""
-        ops, pre = self.ops, self.config.block_norm == "pre"
+        ops, place = self.ops, self.config.block_norm
         with ops.scope(block.name):
-            z = ops.norm(x, block.attention_norm) if pre else x
+            z = ops.norm(x, block.attention_norm) if place == "pre" else x
             q, k, v = self._query_key_value(z, block, first_only)
             x = self._first(x) if first_only else x
             with ops.scope(f"{block.name}/attention"):
                 z = ops.attend(q, k, v, rows_of=x)  # (B * T, h * d)
-            x = ops.add(ops.product(z, block.output), x)  # (B * T, D), Eq. 2
-            x = x if pre else ops.norm(x, block.attention_norm)
+            z = ops.norm(z, block.attention_inner_norm) if block.attention_inner_norm else z
+            z = ops.product(z, block.output)  # (B * T, D)
+            z = ops.norm(z, block.attention_norm) if place == "res_post" else z
+            x = ops.add(z, x)  # (B * T, D), Eq. 2
+            x = ops.norm(x, block.attention_norm) if place == "post" else x
 
-            z = ops.norm(x, block.mlp_norm) if pre else x
+            z = ops.norm(x, block.mlp_norm) if place == "pre" else x
             with ops.scope(f"{block.name}/mlp"):
                 z = self._hidden(z, block)  # (B * T, M)
-            x = ops.add(ops.product(z, block.mlp_2), x)  # (B * T, D), Eq. 3
-            return x if pre else ops.norm(x, block.mlp_norm)
+            z = ops.product(z, block.mlp_2)  # (B * T, D)
+            z = ops.norm(z, block.mlp_norm) if place == "res_post" else z
+            x = ops.add(z, x)  # (B * T, D), Eq. 3
+            return ops.norm(x, block.mlp_norm) if place == "post" else x
 
     def pool(self, x: Any) -> Any:
         """Eq. 4, and the Dense and tanh before the head: tokens (B * T, D) to (B, R)."""

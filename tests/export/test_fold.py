@@ -69,6 +69,21 @@ def test_post_norm_keeps_its_gain():
 
 
 @pytest.mark.backend_free
+def test_res_post_centers_what_its_norms_read():
+    model = tiny_model("res_post")
+    block = fold(model).blocks[0]
+    assert block.attention_norm.centered and block.mlp_norm.scale is not None
+    for product in (block.output, block.mlp_2):
+        assert np.abs(product.kernel.mean(-1)).max() < 1e-7 < np.abs(product.kernel).max()
+    folded = fold(model)
+    moved = dataclasses.replace(block.mlp_2, bias=block.mlp_2.bias + 1.0)
+    x = images(model.config)
+    assert error(with_block(folded, 0, mlp_2=moved), model, x) < FLOAT32  # a norm sees no mean
+    moved = dataclasses.replace(block.mlp_2, bias=block.mlp_2.bias + np.arange(20))
+    assert error(with_block(folded, 0, mlp_2=moved), model, x) > 1e-2
+
+
+@pytest.mark.backend_free
 def test_bias_of_keys_and_values_is_folded_away():
     model = tiny_model()
     columns = model.config.num_heads * model.config.key_dim

@@ -235,6 +235,7 @@ PLAIN: dict[str, tuple] = {
     "qkv_bias": (True,),
     "key_bias": (True,),
     "qk_norm": (False,),
+    "attention_inner_norm": (False,),
     "mlp": ("mlp",),
     "mlp_inner_norm": (False,),
     "layer_scale": (None,),

@@ -25,6 +25,7 @@ from keras_vit.weights.formats.table import (
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
+    HEADS_BIAS,
     IMAGENET_PIXELS,
     TABLE,
     linear,
@@ -97,12 +98,14 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "depth": header.count(r"blocks\.(\d+)\.norm1\."),
         "num_heads": heads,
         "head_dim": None if qkv_rows == 3 * width else qkv_rows // (3 * heads),
+        "attention_inner_norm": "blocks.0.attn.norm.weight" in header.shapes,
         "mlp_dim": hidden,
         "mlp": "swiglu" if gated else "mlp",
         "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
         "norm_epsilon": 1e-5 if "norm_pre.weight" in header.shapes else 1e-6,  # CLIP's
         "gelu": "exact",
-        "qkv_bias": "blocks.0.attn.qkv.bias" in header.shapes,
+        "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias)$"),
+        "key_bias": "blocks.0.attn.q_bias" not in header.shapes,
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
         "class_token": token,
@@ -175,9 +178,9 @@ def _check_block_norm(header: Header) -> None:
     known = "architecture" in header.config or "block_norm" in header.given
     if not known and not any(f"blocks.0.{name}" in header.shapes for name in plain):
         raise ValueError(
-            "source must state where its LayerNorms are: timm's models without query, key and "
-            "value biases, q/k norm and LayerScale have them after each branch, which ViT does "
-            "not have. If they are before each branch, pass block_norm='pre'. "
+            "source must state where its LayerNorms are: most of timm's models without query, key "
+            "and value biases, q/k norm and LayerScale have them after each branch. Pass "
+            "block_norm='res_post' for these, and block_norm='pre' if they are before each branch. "
             "Received: no array 'blocks.0.attn.qkv.bias'"
         )
 
@@ -215,11 +218,16 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
 
 def _block(config, theirs, ours, names) -> Iterator[Pair]:
     yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm")
-    bias = f"{theirs}.attn.qkv.bias" if config.qkv_bias else None
+    bias = f"{theirs}.attn.qkv.bias" if config.qkv_bias and config.key_bias else None
+    if config.qkv_bias and not config.key_bias:
+        yield Pair(f"{theirs}.attn.q_bias", (f"{ours}/attention/query/bias",), HEADS_BIAS)
+        yield Pair(f"{theirs}.attn.v_bias", (f"{ours}/attention/value/bias",), HEADS_BIAS)
     yield from qkv(f"{theirs}.attn.qkv.weight", bias, f"{ours}/attention")
     if config.qk_norm:
         yield from norm(f"{theirs}.attn.q_norm", f"{ours}/attention/query_norm")
         yield from norm(f"{theirs}.attn.k_norm", f"{ours}/attention/key_norm")
+    if config.attention_inner_norm:
+        yield from norm(f"{theirs}.attn.norm", f"{ours}/attention/inner_norm")
     yield from linear(f"{theirs}.attn.proj", f"{ours}/attention/attention_output", FROM_HEADS)
     yield from norm(f"{theirs}.norm2", f"{ours}/mlp_norm")
     gated = config.mlp == "swiglu"
@@ -292,7 +300,7 @@ TIMM = Format(
     refused=REFUSED,
     writable={
         "norm_epsilon": (1e-6, 1e-5),
-        "block_norm": ("pre",),
+        "block_norm": ("pre", "res_post"),
         "key_bias": (True,),
         "patch_norm": (False,),
         "position_embedding": ("learned", "none"),
@@ -307,8 +315,12 @@ TIMM = Format(
             "have one of the two",
         ),
         Limit(
-            lambda c: c.mlp != "swiglu" or c.norm_epsilon == 1e-6,
-            "norm_epsilon must be 1e-06 for mlp='swiglu', it is {0.norm_epsilon}",
+            lambda c: (c.mlp, c.block_norm) == ("mlp", "pre") or c.norm_epsilon == 1e-6,
+            "norm_epsilon must be 1e-06 for mlp={0.mlp!r} and block_norm={0.block_norm!r}",
+        ),
+        Limit(
+            lambda c: c.mlp == "mlp" or c.block_norm == "pre",
+            "block_norm must be 'pre' for mlp={0.mlp!r}, it is {0.block_norm!r}",
         ),
         Limit(
             lambda c: not (c.num_registers and c.class_row),

@@ -27,8 +27,9 @@ ACTS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
-# The class of the MLP and the epsilon are no arguments that JSON can hold: functions that set them.
+# Classes and the epsilon are no arguments that JSON can hold: functions that set them.
 GATED = "vit_giant_patch14_dinov2"
+RES_POST = "vit_base_patch16_rpn_224"
 EPSILON_1E_5 = "vit_base_patch16_clip_224"
 
 
@@ -142,6 +143,12 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
     gated = config.mlp == "swiglu"
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
     name = name if name in architectures() else BASE
+    for special, function in (
+        (gated, GATED),
+        (config.block_norm == "res_post", RES_POST),
+        (config.norm_epsilon == 1e-5, EPSILON_1E_5),
+    ):
+        name = function if special else name
     pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
@@ -151,6 +158,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "depth": config.depth,
         "num_heads": config.num_heads,
         "mlp_ratio": _ratio(config.mlp_dim * (2 if gated else 1), config.width),
+        "scale_attn_norm": config.attention_inner_norm,
         "scale_mlp_norm": config.mlp_inner_norm,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
@@ -168,7 +176,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
     }
     labels = {} if config.labels is None else {"label_names": list(config.labels)}
     return {
-        "architecture": GATED if gated else EPSILON_1E_5 if config.norm_epsilon == 1e-5 else name,
+        "architecture": name,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pool,

@@ -17,7 +17,21 @@ from pathlib import Path
 
 MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybrid",
            "vision_transformer_relpos", "naflexvit")  # fmt: skip
-COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling", "unlike")
+COLUMNS = (
+    "architecture",
+    "num_heads",
+    "block_norm",
+    "gelu",
+    "norm_epsilon",
+    "pooling",
+    "unlike",
+)
+BLOCKS = {
+    "Block": "pre",
+    "EvaBlock": "pre",
+    "ResPostBlock": "res_post",
+    "EvaBlockPostNorm": "res_post",
+}
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
 
@@ -47,11 +61,13 @@ def derive(name: str, file: str) -> dict:
         return {"unlike": reason}
     block = module.blocks[0]
     pooling = POOLINGS[module.global_pool]
-    if pooling == "mean" and module.pool_include_prefix:
+    if pooling == "mean" and getattr(module, "pool_include_prefix", False):
         pooling = "mean_all"
     gelu = type(block.mlp.act).__name__
+    placed = BLOCKS[type(block).__name__]
     return {
         "num_heads": block.attn.num_heads,
+        **({} if placed == "pre" else {"block_norm": placed}),
         **({} if gelu == "SiLU" else {"gelu": GELUS[gelu]}),  # a gated MLP has none
         "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
@@ -69,27 +85,22 @@ def unlike(module, file: str) -> str:
     if getattr(module, "rope", None) is not None:
         return "rotary positions (RoPE)"
     block = module.blocks[0]
-    if type(block).__name__ not in ("Block", "EvaBlock"):
-        return {
-            "ResPostBlock": "a LayerNorm after each branch",
-            "EvaBlockPostNorm": "a LayerNorm after each branch",
-        }.get(type(block).__name__, f"blocks of another kind ({type(block).__name__})")
+    if type(block).__name__ not in BLOCKS:
+        return f"blocks of another kind ({type(block).__name__})"
     for what, part, plain in (
         ("another patch embedding", module.patch_embed, "PatchEmbed"),
         ("another normalization", block.norm1, "LayerNorm"),
-        ("another attention", block.attn, "Attention"),
-        ("another MLP", block.mlp, "GluMlp" if _is_swiglu(block.mlp) else "Mlp"),
-        ("a LayerNorm in its attention", block.attn.norm, "Identity"),
+        ("another attention", block.attn, ("Attention", "EvaAttention")),
+        ("another MLP", block.mlp, ("GluMlp", "SwiGLU") if _is_swiglu(block.mlp) else "Mlp"),
     ):
-        if type(part).__name__ != plain:
-            return f"{what} ({type(part).__name__})" if "another" in what else what
+        if type(part).__name__ not in (plain if isinstance(plain, tuple) else (plain,)):
+            return f"{what} ({type(part).__name__})"
     return ""
 
 
 def _is_swiglu(mlp) -> bool:
-    """Whether an MLP with its gate and what it gates in one Linear is SiLU(gate) * gated."""
-    plain = type(getattr(mlp, "act", None)).__name__ == "SiLU"
-    return type(mlp).__name__ == "GluMlp" and plain and not mlp.gate_last
+    """Whether an MLP is SiLU(gate) * gated, in one Linear in this order or in two."""
+    return type(mlp.act).__name__ == "SiLU" and not getattr(mlp, "gate_last", False)
 
 
 def write(stream) -> None:

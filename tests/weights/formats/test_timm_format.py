@@ -31,7 +31,7 @@ KINDS = {
     "no head": {"num_classes": 0},
     "one channel": {"in_chans": 1},
     "norm before the blocks": {"pre_norm": True, "reg_tokens": 2, "no_embed_class": True},
-    "inner norm of the mlp": {"scale_mlp_norm": True},
+    "inner norms": {"scale_attn_norm": True, "scale_mlp_norm": True},
 }
 SWIGLU = {  # timm's own arguments, none of which JSON can hold
     "swiglu": {"mlp_ratio": 2.8, "init_values": 0.1},
@@ -271,7 +271,6 @@ def test_timm_other_architectures_are_named(tmp_path, fields, message):
     [
         ("vit_base_patch16_rope_ape_224", "rotary positions"),
         ("vit_base_patch16_dinov3.lvd1689m", "rotary positions"),
-        ("vit_base_patch16_rpn_224", "LayerNorm after each branch"),
         ("vit_base_patch16_of_tomorrow", "architecture in config.json must be one of timm's"),
     ],
 )
@@ -308,11 +307,59 @@ def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
 
     fields = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
     path = bare(tmp_path, sources.state(sources.timm_vit(**fields, block_fn=ResPostBlock)))
-    with pytest.raises(ValueError, match="pass block_norm='pre'"):
+    with pytest.raises(ValueError, match="block_norm='res_post' for these"):
         keras_vit.from_pretrained(path, num_heads=5)
     source = sources.timm_vit(**fields)
     path = bare(tmp_path, sources.state(source), "plain.safetensors")
     assert_same_logits(path, source, num_heads=5, block_norm="pre")
+
+
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": True, "scale_mlp_norm": True}])
+def test_timm_res_post_norm_equals_source_and_is_written_back(tmp_path, fields):
+    import timm
+    from timm.models.vision_transformer import ResPostBlock
+
+    source = sources.timm_vit(block_fn=ResPostBlock, qkv_bias=False, **fields)
+    arrays = sources.state(source)
+    path = bare(tmp_path, arrays)
+    wrong = {"block_norm": "pre"}
+    model = assert_same_logits(path, source, wrong, num_heads=5, block_norm="res_post")
+    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    sources.assert_same_file(folder / "model.safetensors", arrays)
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert torch_logits(again, images()).tobytes() == torch_logits(source, images()).tobytes()
+    assert inspect(folder).config == model.config
+
+
+EVA = {
+    "giant": {"global_pool": "avg"},
+    "enormous": {"global_pool": "token", "use_post_norm": True},
+    "swiglu": {"global_pool": "token", "swiglu_mlp": True, "init_values": 0.1},
+    "swiglu with norms": {"swiglu_mlp": True, "scale_mlp": True, "scale_attn_inner": True},
+}
+
+
+def eva_vit(**fields):
+    from timm.models.eva import Eva
+
+    words = "img_size patch_size embed_dim num_heads mlp_ratio depth num_classes"
+    arguments = sources.tiny_arguments(words, {"mlp_ratio": 1.4} | fields)
+    return sources.randomize(Eva(**arguments))
+
+
+@pytest.mark.parametrize("kind", EVA)
+def test_timm_eva_without_rotary_positions_equals_source(tmp_path, kind):
+    source = eva_vit(**EVA[kind])
+    path = bare(tmp_path, sources.state(source))
+    post = "use_post_norm" in EVA[kind]
+    fields = {"num_heads": 5, "block_norm": "res_post" if post else "pre"}
+    if "gamma_1" not in dict(source.blocks[0].named_parameters()):
+        with pytest.raises(ValueError, match="block_norm='res_post' for these"):
+            keras_vit.from_pretrained(path, num_heads=5)  # giant's arrays are enormous' too
+    model = assert_same_logits(path, source, wrong={"norm_epsilon": 0.1}, **fields)
+    assert model.config.qkv_bias and not model.config.key_bias
+    with pytest.raises(ValueError, match="key_bias must be True"):
+        keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
 
 
 @pytest.mark.backend_free
