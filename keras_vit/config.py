@@ -16,9 +16,9 @@ ATTENTION_POSITIONS = ("rope", "rope_mixed", "relative", "relative_bias", "relat
 CHOICES = {
     "stem": (None, "resnet"),
     "stem_standardization": ("deviation", "variance"),
-    "block_norm": ("pre", "post"),
+    "block_norm": ("pre", "post", "res_post"),
     "mlp": ("mlp", "swiglu"),
-    "gelu": ("exact", "tanh"),
+    "gelu": ("exact", "tanh", "quick"),
     "position_embedding": (
         *POSITION_TABLES,
         "none",
@@ -55,9 +55,12 @@ FLAGS = (
     "qkv_bias",
     "key_bias",
     "qk_norm",
+    "attention_inner_norm",
     "mlp_inner_norm",
     "class_token",
+    "patch_bias",
     "patch_norm",
+    "embedding_norm",
     "position_class_row",
 )
 LIMITS = {
@@ -126,15 +129,18 @@ class ViTConfig:
     mlp_inner_norm: bool = False
     """Whether a LayerNorm is applied to the M hidden values of the MLP (EVA-02, BEiT-3)."""
     block_norm: str = "pre"
-    """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z))."""
+    """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z)); "res_post": z + LN(f(z))."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias."""
     key_bias: bool = True
     """Whether the key projection has a bias too, where `qkv_bias` is True."""
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
+    attention_inner_norm: bool = False
+    """Whether a LayerNorm is applied to the concatenated heads, before the projection (BEiT-3)."""
     gelu: str = "exact"
-    """"exact" (erf) or "tanh" (its approximation). Ignored by mlp="swiglu"."""
+    """"exact" (erf), "tanh" (its approximation) or "quick" (x sigmoid(1.702 x)); mlp="swiglu" has
+    none."""
     norm_epsilon: float = 1e-6
     """Epsilon of every LayerNorm."""
     layer_scale: float | None = None
@@ -145,6 +151,8 @@ class ViTConfig:
     """Whether a learned class token precedes the patches."""
     num_registers: int = 0
     """Number of learned register tokens between the class token and the patches."""
+    patch_bias: bool = True
+    """Whether the patch projection has a bias."""
     patch_norm: bool = False
     """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch)."""
     position_embedding: str = "learned"
@@ -156,6 +164,8 @@ class ViTConfig:
     offset of two tokens, "relative_bias" (BEiT) a learned bias, "relative_mlp" one by an MLP."""
     position_class_row: bool = True
     """Whether a learned table has a row for the class token. Ignored without a class token."""
+    embedding_norm: bool = False
+    """Whether a LayerNorm precedes the first block (CLIP)."""
     interpolation: str = "google"
     """How `resized` resamples position tables: a name in `keras_vit.resample.PRESETS`."""
     relative_mlp_dim: int = 128
@@ -373,6 +383,8 @@ class ViTConfig:
         self._check("norm_epsilon", "be a positive number", lambda v: _is_number(v) and v > 0)
         rule = "be None or a positive number"
         self._check("layer_scale", rule, lambda v: v is None or (_is_number(v) and v > 0))
+        rule = "be None for block_norm='res_post', whose LayerNorms scale the branches"
+        self._check("layer_scale", rule, lambda v: v is None or self.block_norm != "res_post")
 
     def _check_tokens(self) -> None:
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size

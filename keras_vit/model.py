@@ -24,9 +24,11 @@ class ViT(keras.Model):
     z_l = MLP(LN(z'_l)) + z'_l                    (3)
     y = LN(z_L^0)                                 (4)
 
-    The config varies what is in them: with `mlp="swiglu"` MLP(z) = (SiLU(z W_g) * z W_1) W_2, and
-    with `mlp_inner_norm` its W_2 reads a LayerNorm. Rotary positions need no E_pos: MSA rotates
-    queries and keys by their patch's position.
+    The config varies what is in them. `block_norm="res_post"`: the LNs of Eq. 2 and 3 are those of
+    MSA(z) and MLP(z). `attention_inner_norm`: the U_msa of Eq. 8 reads an LN. `mlp="swiglu"`:
+    MLP(z) = (SiLU(z W_g) * z W_1) W_2. `mlp_inner_norm`: its W_2 reads an LN. `embedding_norm`:
+    z_0 = LN([...] + E_pos). Rotary positions need no E_pos: MSA rotates queries and keys by their
+    patch's position.
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -373,6 +375,7 @@ def _embed(images, config: ViTConfig, policy):
     z = layers.Patches(
         config.width,
         config.patch_kernel,
+        use_bias=config.patch_bias,
         norm=config.patch_norm,
         norm_epsilon=config.norm_epsilon,
         ignore_remainder=config.ignore_remainder,
@@ -410,6 +413,10 @@ def _embed(images, config: ViTConfig, policy):
         )(z)
     if config.dropout:
         z = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")(z)
+    if config.embedding_norm:
+        z = layers.LayerNormalization(
+            epsilon=config.norm_epsilon, dtype=policy, name="embedding_norm"
+        )(z)
     return z
 
 
@@ -432,6 +439,7 @@ def _encode(z, config: ViTConfig, policy):
             key_bias=config.key_bias,
             qk_norm=config.qk_norm,
             rope=rope,
+            attention_inner_norm=config.attention_inner_norm,
             mlp=config.mlp,
             mlp_inner_norm=config.mlp_inner_norm,
             relative=_relative(config),

@@ -24,6 +24,7 @@ PLAIN_HEAD = {"class_token": False, "pooling": "mean"}
 KINDS = {
     "paper": TINY,
     "post_norm": TINY.replace(block_norm="post", final_norm="none"),
+    "res_post": TINY.replace(block_norm="res_post", qkv_bias=False, **PLAIN_HEAD),
     "mean": TINY.replace(pooling="mean", final_norm="after_pooling"),
     "mean_all": TINY.replace(pooling="mean_all", position_class_row=False),
     "no_class_token": TINY.replace(**PLAIN_HEAD),
@@ -51,6 +52,8 @@ KINDS = {
     "remainder": TINY.replace(image_size=(27, 21), ignore_remainder=True),
     "swiglu": TINY.replace(mlp="swiglu", mlp_dim=22, layer_scale=0.3),
     "mlp_inner_norm": TINY.replace(mlp_inner_norm=True),
+    "attention_inner_norm": TINY.replace(attention_inner_norm=True, mlp_inner_norm=True),
+    "embedding_norm": TINY.replace(embedding_norm=True, patch_bias=False, gelu="quick"),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
     "rope": TINY.replace(
@@ -79,6 +82,7 @@ KINDS = {
 # Combinations that no kind above has: a kind, and what is changed in it.
 COMBINATIONS = {
     "post_norm_layer_scale": ("post_norm", {"layer_scale": 0.3, "num_registers": 1}),
+    "res_post_token": ("res_post", {"class_token": True, "pooling": "token", "qk_norm": True}),
     "post_norm_final_norm": ("post_norm", {"final_norm": "before_pooling", "qk_norm": True}),
     "pre_norm_no_final_norm": ("paper", {"final_norm": "none"}),
     "after_pooling_features": ("mean", {"num_classes": 0}),
@@ -91,6 +95,12 @@ COMBINATIONS = {
     "rope_rescale": ("rope", {"rope_rescale": 2.0, "pooling": None}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
     "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
+    "embedding_norm_post_norm": ("post_norm", {"embedding_norm": True, "patch_bias": False}),
+    "embedding_norm_alone": (
+        "no_class_token",
+        {"embedding_norm": True, "position_embedding": "none", "gelu": "quick"},
+    ),
+    "attention_inner_norm_post_norm": ("post_norm", {"attention_inner_norm": True}),
     "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
     "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
     "relative_normed": ("relative", {"qk_norm": True}),

@@ -55,7 +55,9 @@ def embed(config, w, images):
     if config.patch_norm:
         x = norm(x, _under(w, "patches/norm_before/"), eps)
     kernel = w["patches/projection/kernel"]
-    x = x @ kernel.reshape(-1, config.width) + w["patches/projection/bias"]
+    x = x @ kernel.reshape(-1, config.width)
+    if config.patch_bias:
+        x = x + w["patches/projection/bias"]
     if config.patch_norm:
         x = norm(x, _under(w, "patches/norm_after/"), eps)
 
@@ -72,7 +74,7 @@ def embed(config, w, images):
         registers = np.repeat(w["registers/tokens"], len(x), axis=0)
         k = int(config.class_token)
         x = np.concatenate([x[:, :k], registers, x[:, k:]], axis=1)
-    return x
+    return norm(x, _under(w, "embedding_norm/"), eps) if config.embedding_norm else x
 
 
 def stem(config, w, images):
@@ -183,6 +185,9 @@ def block(config, w, z):
     if config.block_norm == "pre":
         z = attend(norm(z, norm_1, eps)) + z  # Eq. 2
         return mlp(norm(z, norm_2, eps)) + z  # Eq. 3
+    if config.block_norm == "res_post":
+        z = norm(attend(z), norm_1, eps) + z
+        return norm(mlp(z), norm_2, eps) + z
     z = norm(attend(z) + z, norm_1, eps)
     return norm(mlp(z) + z, norm_2, eps)
 
@@ -205,6 +210,8 @@ def attention(config, w, z):
         a = softmax(scores + relative(config, w, q, h))  # Eq. 6
         heads.append(a @ v)  # Eq. 7
     joined = np.concatenate(heads, axis=-1)
+    if config.attention_inner_norm:
+        joined = norm(joined, _under(w, "inner_norm/"), config.norm_epsilon)
     kernel = w["attention_output/kernel"].reshape(-1, config.width)
     return joined @ kernel + w["attention_output/bias"]  # Eq. 8
 
@@ -292,6 +299,8 @@ def softmax(x):
 def gelu(x, kind):
     if kind == "exact":
         return 0.5 * x * (1 + erf(x / np.sqrt(2)))
+    if kind == "quick":
+        return x / (1 + np.exp(-1.702 * x))
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 

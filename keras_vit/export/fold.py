@@ -21,6 +21,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - The query of attention pooling is the same for all images. So the product of a token's key with it
   is one column a head: `(x W_k + b_k) q = x (W_k q) + b_k q`, where the last term is equal for all
   tokens.
+- With "res_post" the LayerNorms read a branch instead, so what ends a branch is centered.
 - LoRA is added to its kernel, and dropout is gone. The kernels of a stem are standardized.
 
 What is then computed with the weights is in `program.py`.
@@ -107,6 +108,8 @@ class Block:
     """(h, T, T), added to the scores, or None."""
     offset_keys: np.ndarray | None
     """(h, 2 T, d), for scores that depend on the offset of two tokens, or None."""
+    attention_inner_norm: Norm | None
+    """Between the concatenated heads and `output`."""
     output: Product
     """(h * d, D)."""
     mlp_norm: Norm
@@ -159,6 +162,8 @@ class Folded:
     """(N, D), added to the patch tokens, or None."""
     prefix: np.ndarray
     """(k, D): class token and registers, with their positions."""
+    embedding_norm: Norm | None
+    """Of all tokens, before the first block."""
     blocks: tuple[Block, ...]
     final_norm: Norm | None
     attention_pool: AttentionPool | None
@@ -210,9 +215,14 @@ def fold(model: ViT) -> Folded:
     blocks = (_to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
     # Attention pooling reads the stream itself if no norm comes before it.
     normed = final_norm and not (pool and config.final_norm == "after_pooling")
-    if normed and config.block_norm == "pre" and not token_norm:
+    stream = normed and config.block_norm == "pre"  # whether only norms read it
+    embedding_norm: Any = _norm(layers["embedding_norm"]) if config.embedding_norm else None
+    if (stream or embedding_norm) and not token_norm:
         patches, prefix = _centered(patches), _without_mean(prefix)
         positions = None if positions is None else _without_mean(positions)
+    if embedding_norm:  # whose output is not centered
+        embedding_norm = dataclasses.replace(embedding_norm, centered=not token_norm)
+    elif stream and not token_norm:
         blocks = (_to_float32(_in_centered_stream(block)) for block in blocks)
         final_norm = dataclasses.replace(final_norm, centered=True)
     folded = Folded(
@@ -223,6 +233,7 @@ def fold(model: ViT) -> Folded:
         token_norm=token_norm,
         positions=positions,
         prefix=prefix,
+        embedding_norm=embedding_norm,
         blocks=tuple(blocks),
         final_norm=final_norm,
         attention_pool=None if pool is None else _without_value_bias(pool),
@@ -280,7 +291,9 @@ def check_model(model: Any) -> None:
 
 def _patches(layer) -> tuple[Norm | None, Product, Norm | None]:
     kernel = _array(layer.projection.kernel)  # (P, P, C, D)
-    bias = _array(layer.projection.bias)
+    bias = np.zeros(kernel.shape[-1])
+    if layer.use_bias:
+        bias = _array(layer.projection.bias)
     patches = Product(layer.projection.path, kernel.reshape(-1, kernel.shape[-1]), bias)
     if not layer.norm:
         return None, patches, None
@@ -320,8 +333,12 @@ def _block(block) -> Block:
         mlp_gate = _behind(mlp_norm, mlp_gate) if mlp_gate else None
         attention_norm, mlp_norm = _bare(attention_norm), _bare(mlp_norm)
 
-    output = dataclasses.replace(output, bias=value.bias @ output.kernel + output.bias)
-    value = _without_bias(value)
+    inner_norm: Any = _norm(attention.heads_norm) if attention.inner_norm else None
+    if inner_norm:  # which is not linear, so the bias of the values stays in front of it
+        inner_norm, output = _bare(inner_norm), _behind(inner_norm, output)
+    else:
+        output = dataclasses.replace(output, bias=value.bias @ output.kernel + output.bias)
+        value = _without_bias(value)
     scale = attention.key_dim**-0.5
     query_norm: Any = None
     key_norm: Any = None
@@ -352,6 +369,11 @@ def _block(block) -> Block:
     if block.layer_scale is not None:
         output = _scaled(output, _array(block.attention_scale.gamma))
         mlp_2 = _scaled(mlp_2, _array(block.mlp_scale.gamma))
+    if block.block_norm == "res_post":
+        output, mlp_2 = _centered(output), _centered(mlp_2)
+        attention_norm, mlp_norm = (
+            dataclasses.replace(norm, centered=True) for norm in (attention_norm, mlp_norm)
+        )
     return Block(
         name=block.path,
         attention_norm=attention_norm,
@@ -363,6 +385,7 @@ def _block(block) -> Block:
         rotation=rotation,
         score_bias=score_bias,
         offset_keys=offset_keys,
+        attention_inner_norm=inner_norm,
         output=output,
         mlp_norm=mlp_norm,
         mlp_gate=mlp_gate,

@@ -121,6 +121,8 @@ class NumpyOperators:
     def gelu(self, x: np.ndarray, kind: str) -> np.ndarray:
         if kind == "tanh":
             return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        if kind == "quick":
+            return x * self.activate(1.702 * x, "sigmoid")
         return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
 
     def activate(self, x: np.ndarray, name: str) -> np.ndarray:

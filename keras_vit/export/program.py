@@ -108,7 +108,7 @@ class Operators(Protocol):
         """`x * scale + offset`."""
 
     def gelu(self, x: Any, kind: str) -> Any:
-        """GELU; `kind` is "exact" or "tanh"."""
+        """GELU; `kind` is "exact", "tanh" or "quick" (`x sigmoid(1.702 x)`)."""
 
     def activate(self, x: Any, name: str) -> Any:
         """A function by name: "tanh", "sigmoid", "silu", "softmax" or "log_softmax".
@@ -203,10 +203,10 @@ class Program:
             if folded.token_norm:
                 x = ops.norm(x, folded.token_norm)
         prefix, positions = folded.prefix, folded.positions
-        if not len(prefix) and positions is None:
-            return x
-        with ops.scope("tokens"):
-            return ops.sequence(x, prefix, positions, config.num_patches)  # (B * T, D)
+        if len(prefix) or positions is not None:
+            with ops.scope("tokens"):
+                x = ops.sequence(x, prefix, positions, config.num_patches)  # (B * T, D)
+        return ops.norm(x, folded.embedding_norm) if folded.embedding_norm else x
 
     def feature_map(self, images: Any, stem: Stem) -> Any:
         """Section 3.1, "Hybrid Architecture": images (B, H, W, C) to (B, H / s, W / s, F)."""
@@ -229,22 +229,27 @@ class Program:
 
     def block(self, x: Any, block: Block, *, first_only: bool = False) -> Any:
         """Eq. 2 and 3 of one block: (B * T, D) to (B * T, D), or with `first_only` to (B, D)."""
-        ops, pre = self.ops, self.config.block_norm == "pre"
+        ops, place = self.ops, self.config.block_norm
         with ops.scope(block.name):
-            z = ops.norm(x, block.attention_norm) if pre else x
+            z = ops.norm(x, block.attention_norm) if place == "pre" else x
             q, k, v = self._query_key_value(z, block, first_only)
             x = self._first(x) if first_only else x
             with ops.scope(f"{block.name}/attention"):
                 bias = self._score_bias(q, block, first_only)
                 z = ops.attend(q, k, v, rows_of=x, bias=bias)  # (B * T, h * d)
-            x = ops.add(ops.product(z, block.output), x)  # (B * T, D), Eq. 2
-            x = x if pre else ops.norm(x, block.attention_norm)
+            z = ops.norm(z, block.attention_inner_norm) if block.attention_inner_norm else z
+            z = ops.product(z, block.output)  # (B * T, D)
+            z = ops.norm(z, block.attention_norm) if place == "res_post" else z
+            x = ops.add(z, x)  # (B * T, D), Eq. 2
+            x = ops.norm(x, block.attention_norm) if place == "post" else x
 
-            z = ops.norm(x, block.mlp_norm) if pre else x
+            z = ops.norm(x, block.mlp_norm) if place == "pre" else x
             with ops.scope(f"{block.name}/mlp"):
                 z = self._hidden(z, block)  # (B * T, M)
-            x = ops.add(ops.product(z, block.mlp_2), x)  # (B * T, D), Eq. 3
-            return x if pre else ops.norm(x, block.mlp_norm)
+            z = ops.product(z, block.mlp_2)  # (B * T, D)
+            z = ops.norm(z, block.mlp_norm) if place == "res_post" else z
+            x = ops.add(z, x)  # (B * T, D), Eq. 3
+            return ops.norm(x, block.mlp_norm) if place == "post" else x
 
     def pool(self, x: Any) -> Any:
         """Eq. 4, and the Dense and tanh before the head: tokens (B * T, D) to (B, R)."""

@@ -29,6 +29,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
       product and bias. Quantized layers, masks and a `key` of its own use Keras' implementation.
     - The softmax is in at least float32, and attention dropout costs nothing outside training.
     - `qk_norm` applies a LayerNorm to each head's queries and keys (arXiv 2302.05442).
+    - `inner_norm` applies a LayerNorm to [SA_1(z); ...; SA_h(z)] (arXiv 2210.06423).
     - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
       of the keys.
     - `rope` rotates each head's queries and keys by their patch's position (`RotaryEmbedding`).
@@ -37,6 +38,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         num_heads: h.
         key_dim: d.
         qk_norm: Whether to normalize queries and keys.
+        inner_norm: Whether to normalize the concatenated heads.
         norm_epsilon: Epsilon of these LayerNorms.
         output_bias: Whether the output projection has a bias; None means `use_bias`.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
@@ -66,6 +68,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         num_heads,
         key_dim,
         qk_norm=False,
+        inner_norm=False,
         norm_epsilon=1e-6,
         output_bias=None,
         rope=None,
@@ -77,6 +80,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         self.output_bias = output_bias
         self.key_bias = key_bias
         self.qk_norm = qk_norm
+        self.inner_norm = inner_norm
         self.norm_epsilon = norm_epsilon
         if qk_norm:
             self.query_norm = self._norm("query_norm")
@@ -90,6 +94,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             self.relative_positions = RelativePositions(
                 **relative, dtype=self.dtype_policy, name="relative_positions"
             )
+        if inner_norm:
+            self.heads_norm = self._norm("inner_norm")
 
     def _norm(self, name):
         return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
@@ -108,6 +114,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         if self.relative is not None:
             heads = (self.num_heads, self.key_dim)
             self.relative_positions.build((*query_shape[:2], *heads))
+        if self.inner_norm:
+            self.heads_norm.build((None, None, self.num_heads * self.value_dim))
         self._restore_trainable()
 
     def _make_output_dense(self, query_shape, common_kwargs, name=None):
@@ -192,7 +200,15 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         float16 = keras.backend.standardize_dtype(dtype) == "float16"
         return backend == "torch" or (backend == "jax" and not float16)
 
-    def _compute_attention(
+    def _compute_attention(self, *args, **kwargs):
+        x, scores = self._weighted_values(*args, **kwargs)
+        if self.inner_norm:
+            _, length, heads, size = ops.shape(x)
+            x = self.heads_norm(ops.reshape(x, (-1, length, heads * size)))  # (B, T, h * d)
+            x = ops.reshape(x, (-1, length, heads, size))  # (B, T, h, d)
+        return x, scores
+
+    def _weighted_values(
         self,
         query,
         key,
@@ -262,6 +278,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         return {
             **super().get_config(),
             "qk_norm": self.qk_norm,
+            "inner_norm": self.inner_norm,
             "norm_epsilon": self.norm_epsilon,
             "output_bias": self.output_bias,
             "rope": self.rope and dict(self.rope),

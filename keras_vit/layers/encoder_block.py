@@ -24,22 +24,24 @@ class EncoderBlock(Composite):
     z  = MLP(LN(z')) + z'   (3)
 
     With "post", the original Transformer's (arXiv 1706.03762): `z' = LN(z + MSA(z))` and
-    `z = LN(z' + MLP(z'))`.
+    `z = LN(z' + MLP(z'))`. With "res_post", Swin v2's (arXiv 2111.09883): `z' = z + LN(MSA(z))` and
+    `z = z' + LN(MLP(z'))`.
 
     Args:
         width: D.
         num_heads: h.
         mlp_dim: Hidden size of the MLP.
         key_dim: Size of a head; None means D / h.
-        block_norm: "pre" or "post".
+        block_norm: "pre", "post" or "res_post".
         qkv_bias: Whether query, key and value projections have a bias.
         key_bias: Whether the key projection has a bias too, where `qkv_bias` is True.
         qk_norm: Whether to normalize queries and keys.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
+        relative: Arguments of a `RelativePositions` as a dict, or None.
+        attention_inner_norm: Whether to normalize the concatenated heads.
         mlp: "mlp" or "swiglu", a gated one.
         mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
-        relative: Arguments of a `RelativePositions` as a dict, or None.
-        gelu: "exact" or "tanh".
+        gelu: "exact", "tanh" or "quick".
         norm_epsilon: Epsilon of the LayerNorms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
         dropout: Dropout rate after attention and after each Dense of the MLP.
@@ -76,6 +78,7 @@ class EncoderBlock(Composite):
         key_bias=True,
         qk_norm=False,
         rope=None,
+        attention_inner_norm=False,
         mlp="mlp",
         mlp_inner_norm=False,
         relative=None,
@@ -93,9 +96,10 @@ class EncoderBlock(Composite):
                 f"num_heads must divide width={width} unless key_dim is given. "
                 f"Received: num_heads={num_heads}"
             )
-        if block_norm not in ("pre", "post"):
+        if block_norm not in ("pre", "post", "res_post"):
             raise ValueError(
-                f"block_norm must be 'pre' or 'post'. Received: block_norm={block_norm!r}"
+                "block_norm must be 'pre', 'post' or 'res_post'. "
+                f"Received: block_norm={block_norm!r}"
             )
         self.width = width
         self.num_heads = num_heads
@@ -106,6 +110,7 @@ class EncoderBlock(Composite):
         self.key_bias = key_bias
         self.qk_norm = qk_norm
         self.rope = rope
+        self.attention_inner_norm = attention_inner_norm
         self.mlp_kind = mlp
         self.mlp_inner_norm = mlp_inner_norm
         self.relative = relative
@@ -127,6 +132,7 @@ class EncoderBlock(Composite):
             head_dim,
             qk_norm=qk_norm,
             relative=relative,
+            inner_norm=attention_inner_norm,
             norm_epsilon=norm_epsilon,
             rope=rope,
             dropout=attention_dropout,
@@ -155,9 +161,10 @@ class EncoderBlock(Composite):
         # A Dropout with one mask entry per image is stochastic depth.
         self.attention_drop_path = self._drop_path("attention_drop_path")
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
-        pre = block_norm == "pre"
-        # The LayerNorms are applied before each branch, or after each sum.
-        self._before, self._after = (_normed, _skipped) if pre else (_skipped, _normed)
+        # The LayerNorms are applied before each branch, after each sum or after each branch.
+        self._before, self._after, self._behind = (
+            _normed if block_norm == place else _skipped for place in ("pre", "post", "res_post")
+        )
 
     def _norm(self, name):
         return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
@@ -197,12 +204,13 @@ class EncoderBlock(Composite):
             rope_scale=rope_scale,
         )
         z, scores = z if return_attention_scores else (z, None)
-        z = self.attention_scale(self.attention_dropout_layer(z, training=training))
+        z = self._behind(self.attention_norm, self.attention_dropout_layer(z, training=training))
+        z = self.attention_scale(z)
         x = ops.add(x, self.attention_drop_path(z, training=training))  # Eq. 2
         x = self._after(self.attention_norm, x)
 
         z = self.mlp(self._before(self.mlp_norm, x), training=training)  # (B, T, D)
-        z = self.mlp_scale(z)
+        z = self.mlp_scale(self._behind(self.mlp_norm, z))
         x = ops.add(x, self.mlp_drop_path(z, training=training))  # Eq. 3
         x = self._after(self.mlp_norm, x)
         return (x, scores) if return_attention_scores else x
@@ -227,6 +235,7 @@ class EncoderBlock(Composite):
             "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
             "rope": self.rope and dict(self.rope),
+            "attention_inner_norm": self.attention_inner_norm,
             "mlp": self.mlp_kind,
             "mlp_inner_norm": self.mlp_inner_norm,
             "relative": self.relative and dict(self.relative),

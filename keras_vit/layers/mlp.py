@@ -27,7 +27,7 @@ class MLP(Composite):
         hidden_dim: M, units of the first Dense, and of the gate.
         width: D, units of the second.
         kind: "mlp" or "swiglu".
-        gelu: "exact" (erf) or "tanh". Ignored by "swiglu".
+        gelu: "exact" (erf), "tanh", or "quick" (x sigmoid(1.702 x)). Ignored by "swiglu".
         inner_norm: Whether a LayerNorm is applied to the M hidden values (EVA-02, BEiT-3).
         norm_epsilon: Epsilon of this LayerNorm.
         dropout: Dropout rate after each Dense.
@@ -63,8 +63,8 @@ class MLP(Composite):
         super().__init__(**kwargs)
         if kind not in ("mlp", "swiglu"):
             raise ValueError(f"kind must be 'mlp' or 'swiglu'. Received: kind={kind!r}")
-        if gelu not in ("exact", "tanh"):
-            raise ValueError(f"gelu must be 'exact' or 'tanh'. Received: gelu={gelu!r}")
+        if gelu not in ("exact", "tanh", "quick"):
+            raise ValueError(f"gelu must be 'exact', 'tanh' or 'quick'. Received: gelu={gelu!r}")
         self.hidden_dim = hidden_dim
         self.width = width
         self.kind = kind
@@ -117,6 +117,8 @@ class MLP(Composite):
         return self._gelu(self.dense_1(x), training)
 
     def _gelu(self, x, training):
+        if self.gelu == "quick":
+            return ops.multiply(x, ops.sigmoid(ops.multiply(x, 1.702)))
         # In training TensorFlow does not fuse the GELU, and its exact GELU is slow.
         if training and self.gelu == "exact" and keras.backend.backend() == "tensorflow":
             exact = keras.backend.result_type(x.dtype, "float32")

@@ -20,6 +20,7 @@ class Patches(Composite):
     Args:
         width: D, the size of a token.
         patch_size: Height and width of a patch; one int means a square.
+        use_bias: Whether the projection has a bias.
         norm: Whether to apply LayerNorms before and after the projection.
         norm_epsilon: Epsilon of these LayerNorms.
         ignore_remainder: Whether pixels after the last whole patch of a row or column are ignored.
@@ -45,6 +46,7 @@ class Patches(Composite):
         self,
         width,
         patch_size,
+        use_bias=True,
         norm=False,
         norm_epsilon=1e-6,
         ignore_remainder=False,
@@ -61,6 +63,7 @@ class Patches(Composite):
             raise ValueError(f"width must be a positive int. Received: width={width!r}")
         self.width = width
         self.patch_size = pair
+        self.use_bias = use_bias
         self.norm = norm
         self.norm_epsilon = norm_epsilon
         self.ignore_remainder = ignore_remainder
@@ -70,6 +73,7 @@ class Patches(Composite):
             strides=pair,
             padding="valid",
             data_format="channels_last",
+            use_bias=use_bias,
             kernel_initializer="lecun_normal",
             bias_initializer="zeros",
             dtype=self.dtype_policy,
@@ -133,6 +137,7 @@ class Patches(Composite):
             **super().get_config(),
             "width": self.width,
             "patch_size": self.patch_size,
+            "use_bias": self.use_bias,
             "norm": self.norm,
             "norm_epsilon": self.norm_epsilon,
             "ignore_remainder": self.ignore_remainder,

@@ -77,12 +77,10 @@ def make_plan(
         stated: The `ViTConfig` that a file of ours states, or an empty object.
     """
     names: dict[str, str] = {}
-    for name in shapes:
+    for name in sorted(shapes, key=lambda name: not name.startswith(prefix)):
         short = name.removeprefix(prefix)
-        if short in names:  # with and without the prefix: both keep their whole names
-            names[names[short]] = names[short]
-            short = name
-        names[short] = name
+        # Of two names that differ by the prefix, only one can be without it.
+        names[f"/{name}" if short in names else short] = name
     hints = {**stated, **given}
     if "image_size" in stated:
         hints["image_size"] = stated["image_size"]

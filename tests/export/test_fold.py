@@ -33,9 +33,14 @@ def test_folded_stream_is_centered_only_where_norms_alone_read_it():
     assert {kind for kind, yes in centered.items() if not yes} == {
         "post_norm",
         "patch_norm",
-        "map_all",
+        "embedding_norm",
+        "map_all",  # without a norm before the pooling
         "map_registers",
     }
+    assert fold(tiny_model("embedding_norm")).embedding_norm.centered
+    both = tiny_model("patch_norm", embedding_norm=True)
+    assert not fold(both).embedding_norm.centered
+    assert error(fold(both), both, images(both.config)) < FLOAT32
     assert not fold(tiny_model(final_norm="none")).blocks[0].mlp_norm.centered
     folded = fold(tiny_model())
     block = folded.blocks[0]
@@ -61,6 +66,21 @@ def test_post_norm_keeps_its_gain():
     wrong = with_block(folded, 0, mlp_norm=bare)
     assert error(with_block(wrong, 1, query=moved), model, x) > 1e-2
     assert all(b.attention_norm.scale is None for b in fold(tiny_model()).blocks)
+
+
+@pytest.mark.backend_free
+def test_res_post_centers_what_its_norms_read():
+    model = tiny_model("res_post")
+    block = fold(model).blocks[0]
+    assert block.attention_norm.centered and block.mlp_norm.scale is not None
+    for product in (block.output, block.mlp_2):
+        assert np.abs(product.kernel.mean(-1)).max() < 1e-7 < np.abs(product.kernel).max()
+    folded = fold(model)
+    moved = dataclasses.replace(block.mlp_2, bias=block.mlp_2.bias + 1.0)
+    x = images(model.config)
+    assert error(with_block(folded, 0, mlp_2=moved), model, x) < FLOAT32  # a norm sees no mean
+    moved = dataclasses.replace(block.mlp_2, bias=block.mlp_2.bias + np.arange(20))
+    assert error(with_block(folded, 0, mlp_2=moved), model, x) > 1e-2
 
 
 @pytest.mark.backend_free

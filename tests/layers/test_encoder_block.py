@@ -7,7 +7,10 @@ from conformance import to_numpy
 from keras_vit import layers
 
 
-@pytest.mark.parametrize(("block_norm", "expected"), [("pre", [3.0, 7.0]), ("post", [-1.0, 1.0])])
+@pytest.mark.parametrize(
+    ("block_norm", "expected"),
+    [("pre", [3.0, 7.0]), ("post", [-1.0, 1.0]), ("res_post", [3.0, 7.0])],
+)
 def test_encoder_block_by_hand(block_norm, expected):
     """With one token and zero MLP, the block adds the token's own value, which is made LN(x)."""
     block = layers.EncoderBlock(2, 1, 1, block_norm=block_norm, norm_epsilon=1e-9)
@@ -18,7 +21,7 @@ def test_encoder_block_by_hand(block_norm, expected):
             v.assign(np.zeros(v.shape))
     block.attention.value_dense.kernel.assign(np.eye(2)[:, None])
     block.attention.output_dense.kernel.assign(np.eye(2)[None])
-    # pre: x + LN(x) = (4, 6) + (-1, 1); post: LN(LN(x + x))
+    # pre and res_post: x + LN(x) = (4, 6) + (-1, 1); post: LN(LN(x + x))
     np.testing.assert_allclose(to_numpy(block(x))[0, 0], expected, atol=1e-5)
 
 

@@ -28,7 +28,7 @@ def scores(layer, x, **kwargs):
 CASES = {
     "patches": (
         layers.Patches,
-        {"width": 20, "patch_size": (8, 4)},
+        {"width": 20, "patch_size": (8, 4), "use_bias": False},
         (2, 24, 16, 3),
         {"bad": [{"width": 0}, {"patch_size": 0}, {"patch_size": (8, 4, 2)}]},
     ),
@@ -98,6 +98,12 @@ CASES = {
         {"num_heads": 5, "key_dim": 4, "key_bias": False},
         (2, 7, 20),
         {"call": self_attention},
+    ),
+    "attention_inner_norm": (
+        layers.MultiHeadAttention,
+        {"num_heads": 5, "key_dim": 3, "inner_norm": True},
+        (2, 7, 20),
+        {"call": self_attention, "exempt": [KEY_BIAS]},
     ),
     "attention_dropout": (
         layers.MultiHeadAttention,
@@ -221,6 +227,12 @@ CASES = {
             "drops": True,
             "bad": [{"num_heads": 3}, {"block_norm": "both"}, {"gelu": "relu"}],
         },
+    ),
+    "encoder_block_res_post": (
+        layers.EncoderBlock,
+        {"width": 20, "num_heads": 5, "mlp_dim": 28, "block_norm": "res_post", "drop_path": 0.3},
+        (4, 7, 20),
+        {"exempt": [KEY_BIAS], "drops": True},
     ),
     "encoder_block_post": (
         layers.EncoderBlock,

@@ -291,6 +291,9 @@ class OnnxOperators:
             return self.node("Add", self.node("Mul", x, scale), offset)
 
     def gelu(self, x: Tensor, kind: str) -> Tensor:
+        if kind == "quick":
+            scale = self._weight(f"quick_gelu/{self._dtype}", np.array(1.702))
+            return self.multiply(x, self.activate(self.node("Mul", x, scale), "sigmoid"))
         return self.node("Gelu", x, approximate="tanh" if kind == "tanh" else "none")
 
     def activate(self, x: Tensor, name: str) -> Tensor:

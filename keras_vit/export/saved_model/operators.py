@@ -216,6 +216,8 @@ class TensorFlowOperators:
         return x * scale + self._weight(f"{g.name}/beta", g.offset, x.dtype)
 
     def gelu(self, x: Any, kind: str) -> Any:
+        if kind == "quick":
+            return x * self.tf.sigmoid(1.702 * x)
         return self.tf.nn.gelu(x, approximate=kind == "tanh")
 
     def activate(self, x: Any, name: str) -> Any:

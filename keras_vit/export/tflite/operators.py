@@ -230,6 +230,8 @@ class TFLiteOperators:
         tf = self.tf
         if kind == "tanh":
             return tf.nn.gelu(x, approximate=True)
+        if kind == "quick":
+            return x * tf.sigmoid(1.702 * x)
         return 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0).astype("float32")))
 
     def activate(self, x: Any, name: str) -> Any:

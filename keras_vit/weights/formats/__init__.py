@@ -7,6 +7,7 @@ from keras_vit.weights.formats.big_vision import BIG_VISION
 from keras_vit.weights.formats.google import GOOGLE
 from keras_vit.weights.formats.huggingface import HUGGINGFACE
 from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
+from keras_vit.weights.formats.open_clip import OPEN_CLIP
 from keras_vit.weights.formats.table import Format
 from keras_vit.weights.formats.timm import BEIT, DEIT3, DINOV2, MAE, TIMM
 from keras_vit.weights.formats.torchvision import TORCHVISION
@@ -21,6 +22,7 @@ FORMATS = {
         TORCHVISION,
         HUGGINGFACE,
         HUGGINGFACE_CLIP,
+        OPEN_CLIP,
         VIT_PYTORCH,
         MAE,
         BEIT,

@@ -1,8 +1,10 @@
-"""Image towers of transformers' SigLIP and of SigLIP 2 at a fixed resolution.
+"""Image towers of transformers' CLIP and SigLIP, and of SigLIP 2 at a fixed resolution.
 
 A checkpoint holds the tower alone, or a whole model of images and text, of which only the tower is
-loaded. Its last LayerNorm is followed by attention pooling, which a classifier does not use: it
-averages the tokens. `config.json` states GELU and epsilon; on the Hub it often omits defaults.
+loaded. CLIP's reads its class token after the last LayerNorm, and projects it if the checkpoint has
+the projection, which becomes the head. SigLIP's last LayerNorm is followed by attention pooling. A
+classifier of either kind averages the patch tokens instead; that of CLIP does so without the last
+LayerNorm. `config.json` states GELU and epsilon; on the Hub it often omits defaults.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +12,7 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import huggingface_config
+from keras_vit.weights.formats.open_clip import TOKEN
 from keras_vit.weights.formats.table import Format, Header, Pair, Reading
 from keras_vit.weights.formats.torch_names import (
     CONV,
@@ -23,7 +26,17 @@ from keras_vit.weights.formats.torch_names import (
 )
 
 # transformers' defaults by the tower's model type. A whole model's is that without the ending.
+CLIP = {
+    "num_attention_heads": 12,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "image_size": 224,
+}
 DEFAULTS = {
+    "clip_vision_model": CLIP,
+    "metaclip_2_vision_model": CLIP,
+    "chinese_clip_vision_model": CLIP,
+    "altclip_vision_model": CLIP,
     "siglip_vision_model": {
         "num_attention_heads": 12,
         "hidden_act": "gelu_pytorch_tanh",
@@ -40,13 +53,19 @@ def read_clip(header: Header) -> Reading:
     width, channels, ph, pw = header.shape("embeddings.patch_embedding.weight", 4)
     stated = huggingface_config.stated_fields(_tower(header.config), header.pixels, channels)
     assumed = header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)
+    clip = "embeddings.class_embedding" in header.shapes
     rows = header.shape("embeddings.position_embedding.weight", 2)[0]
-    size, _ = header.table_size(rows, [0], (ph, pw), stated.pop("image_size", None))
+    size, _ = header.table_size(rows, [int(clip)], (ph, pw), stated.pop("image_size", None))
     hidden = header.shape(f"{BLOCK}.mlp.fc1.weight", 2)[0]
     pooled_hidden = header.size("head.mlp.fc1.weight", 0, hidden)
     classes = header.size("classifier.weight", 0, 0)
     if not classes:
         stated.pop("labels", None)
+    projected = header.size("visual_projection.weight", 0, 0) if clip and not classes else 0
+    if clip:
+        pooling = "mean" if classes else "token"
+    else:
+        pooling = "map" if header.has(r"head\.probe$") and not classes else "mean"
     fields = {
         "image_size": size,
         "patch_size": (ph, pw),
@@ -55,15 +74,20 @@ def read_clip(header: Header) -> Reading:
         "depth": header.count(r"encoder\.layers\.(\d+)\."),
         "num_heads": header.heads(width, stated.pop("num_heads", None)),
         "mlp_dim": hidden,
-        "norm_epsilon": 1e-6,
-        "gelu": "tanh",
-        "class_token": False,
-        "pooling": "map" if header.has(r"head\.probe$") and not classes else "mean",
+        "norm_epsilon": 1e-5 if clip else 1e-6,
+        "gelu": "quick" if clip else "tanh",
+        "class_token": clip,
+        "patch_bias": not clip,
+        "embedding_norm": clip,
+        "pooling": pooling,
+        "final_norm": "none" if clip and classes else "before_pooling",
         "pooling_mlp_dim": None if pooled_hidden == hidden else pooled_hidden,
-        "num_classes": classes,
+        "num_classes": classes or projected,
+        "head_bias": None if projected else 0.0,
         "interpolation": "huggingface",
     }
-    return Reading(fields | stated, assumed=tuple(sorted(assumed)))
+    style = {"head": "visual_projection" if projected else "classifier"}
+    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
 
 
 def _tower(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,17 +109,23 @@ def _tower(config: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def clip_rows(config: ViTConfig) -> Iterator[Pair]:
-    """The table of names."""
-    yield from linear("embeddings.patch_embedding", "patches/projection", CONV)
+def clip_rows(config: ViTConfig, head: str = "classifier") -> Iterator[Pair]:
+    """The table of names. `head` is that of the last Linear."""
+    patches = ("embeddings.patch_embedding", "patches/projection", CONV)
+    yield from linear(*patches, bias=config.patch_bias)
+    if config.class_token:
+        yield Pair("embeddings.class_embedding", ("class_token/tokens",), TOKEN)
     yield Pair("embeddings.position_embedding.weight", ("position_embedding/table",))
+    if config.embedding_norm:
+        yield from norm("pre_layrnorm", "embedding_norm")  # transformers' spelling
     for i in range(config.depth):
         yield from _block(f"encoder.layers.{i}", f"encoder_block_{i}")
-    yield from norm("post_layernorm", "encoder_norm")
+    if config.final_norm != "none":
+        yield from norm("post_layernorm", "encoder_norm")
     if config.attention_pooling:
         yield from _attention_pooling()
     if config.num_classes:
-        yield from linear("classifier", "head")
+        yield from linear(head, "head", bias=config.head_bias is not None)
 
 
 def _block(theirs: str, ours: str) -> Iterator[Pair]:
@@ -129,12 +159,10 @@ HUGGINGFACE_CLIP = Format(
     read_config=read_clip,
     rows=clip_rows,
     dropped={
-        r"text_model\.": "the text tower of an image-text model",
+        r"text_(model|projection)\.": "the text tower of an image-text model",
+        r"post_layernorm\.": "a LayerNorm that the classifier does not use",
         r"logit_(scale|bias)$": "the loss of an image-text model",
         r"(embeddings|.*\.embeddings)\.position_ids$": "the numbers of the positions",
         r"head\.": "attention pooling that the classifier does not use",
-    },
-    refused={
-        r"pre_layrnorm\.|embeddings\.class_embedding$": "a LayerNorm before the blocks (CLIP)",
     },
 )

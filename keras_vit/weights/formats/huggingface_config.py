@@ -19,8 +19,8 @@ MODEL_TYPES = {
     "beit": (1e-12, 224),
     "data2vec-vision": (1e-12, 224),
 }
-GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}
+GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
+ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
 

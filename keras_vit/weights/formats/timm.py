@@ -64,7 +64,6 @@ DROPPED = {
     INDEX: INDEX_REASON,
 }
 REFUSED = {
-    r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
     r"blocks\.0\.0\.": "blocks in chunks (save it without block chunks)",
     r"patch_embed\.(backbone\.(?!(stem\.)?(conv|norm)\.|stages\.)|conv1)": "a stem of several "
     "convolutions that is not ViT's ResNet",
@@ -127,16 +126,19 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "depth": header.count(r"blocks\.(\d+)\.norm1\."),
         "num_heads": heads,
         "head_dim": None if qkv_rows == 3 * width else qkv_rows // (3 * heads),
+        "attention_inner_norm": "blocks.0.attn.norm.weight" in header.shapes,
         "mlp_dim": hidden,
         "mlp": "swiglu" if gated else "mlp",
         "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
-        "norm_epsilon": 1e-6,
+        "norm_epsilon": 1e-5 if "norm_pre.weight" in header.shapes else 1e-6,  # CLIP's
         "gelu": "exact",
         "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias)$"),
         "key_bias": "blocks.0.attn.q_bias" not in header.shapes,
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
         "class_token": token,
+        "patch_bias": "patch_embed.proj.bias" in header.shapes,
+        "embedding_norm": "norm_pre.weight" in header.shapes,
         "num_registers": registers,
         **relative,
         "position_embedding": with_table(relative, bool(rows)),
@@ -210,9 +212,9 @@ def _check_block_norm(header: Header) -> None:
     known = "architecture" in header.config or "block_norm" in header.given
     if not known and not any(f"blocks.0.{name}" in header.shapes for name in plain):
         raise ValueError(
-            "source must state where its LayerNorms are: timm's models without query, key and "
-            "value biases, q/k norm and LayerScale have them after each branch, which ViT does "
-            "not have. If they are before each branch, pass block_norm='pre'. "
+            "source must state where its LayerNorms are: most of timm's models without query, key "
+            "and value biases, q/k norm and LayerScale have them after each branch. Pass "
+            "block_norm='res_post' for these, and block_norm='pre' if they are before each branch. "
             "Received: no array 'blocks.0.attn.qkv.bias'"
         )
 
@@ -229,7 +231,7 @@ def timm_rows(
     """The table of names. `fold` rows of the position table are the registers'."""
     if config.stem:
         yield from resnet_names.timm_rows(config)
-    yield from linear("patch_embed.proj", "patches/projection", CONV)
+    yield from linear("patch_embed.proj", "patches/projection", CONV, bias=config.patch_bias)
     if config.class_token:
         yield Pair("cls_token", ("class_token/tokens",))
     if fold:
@@ -239,6 +241,8 @@ def timm_rows(
             yield Pair(names["registers"], ("registers/tokens",))
         if config.position_table == "learned":
             yield Pair("pos_embed", ("position_embedding/table",), TABLE)
+    if config.embedding_norm:
+        yield from norm("norm_pre", "embedding_norm")
     for i in range(config.depth):
         yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
         own, shared = names["relative"]
@@ -262,6 +266,8 @@ def _block(config, theirs, ours, names) -> Iterator[Pair]:
     if config.qk_norm:
         yield from norm(f"{theirs}.attn.q_norm", f"{ours}/attention/query_norm")
         yield from norm(f"{theirs}.attn.k_norm", f"{ours}/attention/key_norm")
+    if config.attention_inner_norm:
+        yield from norm(f"{theirs}.attn.norm", f"{ours}/attention/inner_norm")
     yield from linear(f"{theirs}.attn.proj", f"{ours}/attention/attention_output", FROM_HEADS)
     yield from norm(f"{theirs}.norm2", f"{ours}/mlp_norm")
     gated = config.mlp == "swiglu"
@@ -338,8 +344,8 @@ TIMM = Format(
     dropped=DROPPED,
     refused=REFUSED,
     writable={
-        "norm_epsilon": (1e-6,),
-        "block_norm": ("pre",),
+        "norm_epsilon": (1e-6, 1e-5),
+        "block_norm": ("pre", "res_post"),
         "key_bias": (True,),
         "patch_norm": (False,),
         "position_embedding": ("learned", "none"),
@@ -348,6 +354,19 @@ TIMM = Format(
     },
     limits=(
         STANDARD_HEADS,
+        Limit(
+            lambda c: c.patch_bias != c.embedding_norm,
+            "patch_bias must be the opposite of embedding_norm={0.embedding_norm}: timm's models "
+            "have one of the two",
+        ),
+        Limit(
+            lambda c: (c.mlp, c.block_norm) == ("mlp", "pre") or c.norm_epsilon == 1e-6,
+            "norm_epsilon must be 1e-06 for mlp={0.mlp!r} and block_norm={0.block_norm!r}",
+        ),
+        Limit(
+            lambda c: c.mlp == "mlp" or c.block_norm == "pre",
+            "block_norm must be 'pre' for mlp={0.mlp!r}, it is {0.block_norm!r}",
+        ),
         Limit(
             lambda c: not (c.num_registers and c.class_row),
             "position_class_row must be False if there are registers: timm's table has rows for "

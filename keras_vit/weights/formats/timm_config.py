@@ -22,14 +22,17 @@ READ = (
 )
 # Arguments without effect on a model at its own size that does not train.
 IDLE = ("dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init")
-GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh"}
+GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 NORMS = {"layernorm": 1e-6}  # epsilon if only the name is given
-ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
+ACTS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
-GATED = "vit_giant_patch14_dinov2"  # the class of the MLP is no argument that JSON can hold
+# Classes and the epsilon are no arguments that JSON can hold: functions that set them.
+GATED = "vit_giant_patch14_dinov2"
+RES_POST = "vit_base_patch16_rpn_224"
+EPSILON_1E_5 = "vit_base_patch16_clip_224"
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -149,6 +152,12 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
     gated = config.mlp == "swiglu"
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
     name = name if name in architectures() else BASE
+    for special, function in (
+        (gated, GATED),
+        (config.block_norm == "res_post", RES_POST),
+        (config.norm_epsilon == 1e-5, EPSILON_1E_5),
+    ):
+        name = function if special else name
     first_conv = "patch_embed.proj"
     if config.stem:
         name = HYBRIDS[config.stem_depths]
@@ -162,6 +171,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "depth": config.depth,
         "num_heads": config.num_heads,
         "mlp_ratio": _ratio(config.mlp_dim * (2 if gated else 1), config.width),
+        "scale_attn_norm": config.attention_inner_norm,
         "scale_mlp_norm": config.mlp_inner_norm,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
@@ -172,13 +182,14 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "pos_embed": "learn" if config.position_embedding == "learned" else "none",
         "global_pool": pool,
         "pool_include_prefix": config.pooling == "mean_all",
+        "pre_norm": config.embedding_norm,
         "final_norm": config.final_norm != "none",
         "fc_norm": config.final_norm == "after_pooling",
         **({} if gated else {"act_layer": ACTS[config.gelu]}),
     }
     labels = {} if config.labels is None else {"label_names": list(config.labels)}
     return {
-        "architecture": GATED if gated else name,
+        "architecture": name,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pool,

@@ -13,6 +13,10 @@ FROM_HEADS = Layout("h d o -> o (h d)")
 TABLE = Layout("t d -> 1 t d")
 
 QKV = ("query", "key", "value")
+CLIP_PIXELS = {
+    "pixel_mean": (0.48145466, 0.4578275, 0.40821073),
+    "pixel_std": (0.26862954, 0.26130258, 0.27577711),
+}
 IMAGENET_PIXELS = {"pixel_mean": (0.485, 0.456, 0.406), "pixel_std": (0.229, 0.224, 0.225)}
 
 
@@ -22,10 +26,11 @@ def norm(theirs: str, ours: str) -> Iterator[Pair]:
     yield Pair(f"{theirs}.bias", (f"{ours}/beta",))
 
 
-def linear(theirs: str, ours: str, layout: Layout = MATRIX) -> Iterator[Pair]:
-    """The rows of a Linear or a convolution with bias."""
+def linear(theirs: str, ours: str, layout: Layout = MATRIX, *, bias: bool = True) -> Iterator[Pair]:
+    """The rows of a Linear or a convolution."""
     yield Pair(f"{theirs}.weight", (f"{ours}/kernel",), layout)
-    yield Pair(f"{theirs}.bias", (f"{ours}/bias",))
+    if bias:
+        yield Pair(f"{theirs}.bias", (f"{ours}/bias",))
 
 
 def mlp(theirs: str, ours: str, names: Sequence[str], gated: bool) -> Iterator[Pair]:

@@ -17,8 +17,24 @@ from pathlib import Path
 
 MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybrid",
            "vision_transformer_relpos", "naflexvit")  # fmt: skip
-COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling",
-           "interpolation", "unlike")  # fmt: skip
+COLUMNS = (
+    "architecture",
+    "num_heads",
+    "block_norm",
+    "gelu",
+    "norm_epsilon",
+    "pooling",
+    "interpolation",
+    "unlike",
+)
+BLOCKS = {
+    "Block": "pre",
+    "EvaBlock": "pre",
+    "RelPosBlock": "pre",
+    "ResPostBlock": "res_post",
+    "EvaBlockPostNorm": "res_post",
+    "ResPostRelPosBlock": "res_post",
+}
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
 
@@ -57,8 +73,10 @@ def derive(name: str, file: str) -> dict:
         corners = any(part in name for part in _RADIO_ALIGN_CORNERS)
         interpolation = {"interpolation": "google" if corners else "timm_npz"}
     gelu = type(block.mlp.act).__name__
+    placed = BLOCKS[type(block).__name__]
     return interpolation | {
         "num_heads": block.attn.num_heads,
+        **({} if placed == "pre" else {"block_norm": placed}),
         **({} if gelu == "SiLU" else {"gelu": GELUS[gelu]}),  # a gated MLP has none
         "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
@@ -74,36 +92,24 @@ def unlike(module, file: str) -> str:
     if getattr(module, "rope", None) is not None:
         return "rotary positions (RoPE)"
     block = module.blocks[0]
-    if type(block).__name__ not in ("Block", "EvaBlock", "RelPosBlock"):
-        return {
-            "ResPostRelPosBlock": "a LayerNorm after each branch",
-            "ResPostBlock": "a LayerNorm after each branch",
-            "EvaBlockPostNorm": "a LayerNorm after each branch",
-        }.get(type(block).__name__, f"blocks of another kind ({type(block).__name__})")
-    for what, part, plain in (
-        ("a LayerNorm in front of the blocks", _part(module, "norm_pre"), ("Identity",)),
+    if type(block).__name__ not in BLOCKS:
+        return f"blocks of another kind ({type(block).__name__})"
+    mlps = ("GluMlp", "SwiGLU") if _is_swiglu(block.mlp) else ("Mlp",)
+    attentions = ("Attention", "EvaAttention", "RelPosAttention")
+    for what, part, known in (
         ("another patch embedding", module.patch_embed, ("PatchEmbed", "HybridEmbed")),
         ("another normalization", block.norm1, ("LayerNorm",)),
-        ("another attention", block.attn, ("Attention", "RelPosAttention")),
-        ("another MLP", block.mlp, ("GluMlp",) if _is_swiglu(block.mlp) else ("Mlp",)),
-        ("a LayerNorm in its attention", _part(block.attn, "norm"), ("Identity",)),
+        ("another attention", block.attn, attentions),
+        ("another MLP", block.mlp, mlps),
     ):
-        if part is not None and type(part).__name__ not in plain:
-            return f"{what} ({type(part).__name__})" if "another" in what else what
-    if type(block.mlp.act).__name__ == "QuickGELU":
-        return "QuickGELU"
+        if type(part).__name__ not in known:
+            return f"{what} ({type(part).__name__})"
     return ""
 
 
 def _is_swiglu(mlp) -> bool:
-    """Whether an MLP with its gate and what it gates in one Linear is SiLU(gate) * gated."""
-    plain = type(getattr(mlp, "act", None)).__name__ == "SiLU"
-    return type(mlp).__name__ == "GluMlp" and plain and not mlp.gate_last
-
-
-def _part(module, name):
-    """A part of a module; None for kinds of modules without it."""
-    return getattr(module, name, None)
+    """Whether an MLP is SiLU(gate) * gated, in one Linear in this order or in two."""
+    return type(mlp.act).__name__ == "SiLU" and not getattr(mlp, "gate_last", False)
 
 
 def has_resnet_stem(module) -> bool:

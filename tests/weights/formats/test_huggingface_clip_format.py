@@ -104,7 +104,7 @@ def test_siglip_prefix_of_older_files_and_defaults_that_a_config_omits(tmp_path)
 def test_siglip_other_model_types_are_refused(tmp_path, config):
     source, _ = saved(tmp_path, "SiglipVisionModel")
     folder = sources.save(tmp_path / "other", sources.state(source), config)
-    with pytest.raises(ValueError, match="must be one of siglip, siglip_vision_model"):
+    with pytest.raises(ValueError, match="model_type in config.json must be one of"):
         keras_vit.from_pretrained(folder)
 
 
@@ -128,3 +128,85 @@ def test_clip_defaults_are_those_of_transformers():
     for kind, defaults in huggingface_clip.DEFAULTS.items():
         config = transformers.AutoConfig.for_model(kind)
         assert {name: getattr(config, name) for name in defaults} == defaults
+
+
+CLIP_KINDS = {
+    "CLIPVisionModel": {},
+    "CLIPVisionModel, exact": {"hidden_act": "gelu", "layer_norm_eps": 1e-2, "num_channels": 1},
+    "CLIPVisionModelWithProjection": {"projection_dim": 6},
+    "CLIPModel": {},
+    "CLIPForImageClassification": {},
+    "MetaClip2Model": {},
+    "MetaClip2ForImageClassification": {},
+    "ChineseCLIPModel": {},
+    "ChineseCLIPVisionModel": {},
+    "AltCLIPVisionModel": {},
+}
+
+
+def clip_output(source, batch, **options):
+    """What transformers returns for images: logits, a projection or the class token."""
+    if hasattr(source, "get_image_features"):
+        function = source.get_image_features
+    else:
+        function = source
+    out = torch_output(function, batch, **options)
+    for name in ("logits", "image_embeds", "pooler_output"):
+        if getattr(out, name, None) is not None:
+            return getattr(out, name).numpy()
+    return out.numpy()
+
+
+@pytest.mark.parametrize("kind", CLIP_KINDS)
+def test_clip_equals_source(tmp_path, kind):
+    source, folder = saved(tmp_path, kind, **CLIP_KINDS[kind])
+    wrong = {"gelu": "quick" if "exact" in kind else "exact"}
+    model = assert_same_logits(folder, lambda batch: clip_output(source, batch), wrong=wrong)
+    config = model.config
+    assert config.embedding_norm and not config.patch_bias
+    classifier = "Classification" in kind
+    assert (config.pooling, config.final_norm) == (
+        ("mean", "none") if classifier else ("token", "before_pooling")
+    )
+    tower = kind.split(",")[0].endswith("VisionModel")
+    assert config.num_classes == (3 if classifier else 0 if tower else 6)
+    assert (config.head_bias is None) == (not classifier and not tower)
+
+
+@pytest.mark.backend_free
+def test_clip_equals_source_at_another_resolution(tmp_path):
+    source, folder = saved(tmp_path, "CLIPVisionModelWithProjection", projection_dim=6)
+
+    def resized(batch):
+        return clip_output(source, batch, interpolate_pos_encoding=True)
+
+    for size in (40, (16, 56)):
+        wrong = {"interpolation": "timm"}
+        assert_same_logits(folder, resized, wrong=wrong, image_size=size)
+
+
+@pytest.mark.backend_free
+def test_clip_names_what_is_not_loaded(tmp_path):
+    _, folder = saved(tmp_path, "CLIPModel")
+    dropped = inspect(folder).dropped
+    assert dropped["text_model.embeddings.token_embedding.weight"].startswith("the text tower")
+    assert dropped["text_projection.weight"].startswith("the text tower")
+    assert dropped["logit_scale"] == "the loss of an image-text model"
+    assert not [name for name in dropped if name.startswith("vision")]
+    removed = inspect(folder, num_classes=0)
+    assert removed.dropped["visual_projection.weight"] == "no head: num_classes=0"
+    new = inspect(folder, num_classes=5).config
+    assert (new.num_classes, new.head_bias, new.pooling) == (5, 0.0, "token")
+    _, folder = saved(tmp_path / "classifier", "CLIPForImageClassification")
+    assert {
+        reason for name, reason in inspect(folder).dropped.items() if "post_layernorm" in name
+    } == {"a LayerNorm that the classifier does not use"}
+
+
+@pytest.mark.backend_free
+def test_clip_without_config_is_openais_which_is_reported(tmp_path):
+    source, _ = saved(tmp_path, "CLIPVisionModel")
+    arrays = {f"vision_model.{k}": v for k, v in sources.state(source).items()}
+    path = sources.bare(tmp_path, arrays)
+    assert inspect(path, num_heads=5).assumed == {"gelu": "quick", "norm_epsilon": 1e-5}
+    assert_same_logits(path, source, num_heads=5)

@@ -53,6 +53,7 @@ def test_full_size_architectures_are_read_rightly():
             "num_heads": block.attn.num_heads,
             "key_dim": block.attn.head_dim,
             "norm_epsilon": block.norm1.eps,
+            "block_norm": derive_architectures.BLOCKS[type(block).__name__],
             "gelu": derive_architectures.GELUS.get(type(block.mlp.act).__name__, "exact"),
             "depth": len(module.blocks),
             "grid": tuple(module.patch_embed.grid_size),

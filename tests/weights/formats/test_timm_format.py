@@ -31,7 +31,8 @@ KINDS = {
     "no last norm": {"final_norm": False},
     "no head": {"num_classes": 0},
     "one channel": {"in_chans": 1},
-    "inner norm of the mlp": {"scale_mlp_norm": True},
+    "norm before the blocks": {"pre_norm": True, "reg_tokens": 2, "no_embed_class": True},
+    "inner norms": {"scale_attn_norm": True, "scale_mlp_norm": True},
 }
 SWIGLU = {  # timm's own arguments, none of which JSON can hold
     "swiglu": {"mlp_ratio": 2.8, "init_values": 0.1},
@@ -39,6 +40,7 @@ SWIGLU = {  # timm's own arguments, none of which JSON can hold
 }
 # What a state dict alone does not state.
 UNSTATED = {
+    "norm before the blocks": {"norm_epsilon": 1e-6},  # CLIP's is 1e-5
     "not square": {"image_size": (24, 16)},
     "no positions": {"image_size": 24, "position_embedding": "none"},
 }
@@ -46,6 +48,7 @@ STATED = {
     "gap before norm": {"global_pool": "avg", "fc_norm": False},
     "all tokens": {"global_pool": "avg", "pool_include_prefix": True},
     "tanh": {"act_layer": "gelu_tanh"},
+    "quick": {"act_layer": "quick_gelu", "pre_norm": True},
     "not square": {"img_size": [16, 144]},  # of 36 patches, which a bare file would call 6 x 6
 }
 # Where registers have rows of the table, the rows become part of the registers.
@@ -366,7 +369,6 @@ def test_timm_distilled_trunk_equals_source(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pre_norm": True}, "CLIP"),
         ({"global_pool": "map", "class_token": False}, "attention pooling"),
     ],
 )
@@ -382,7 +384,6 @@ def test_timm_other_architectures_are_named(tmp_path, fields, message):
     [
         ("vit_base_patch16_rope_ape_224", "rotary positions"),
         ("vit_base_patch16_dinov3.lvd1689m", "rotary positions"),
-        ("vit_base_patch16_rpn_224", "LayerNorm after each branch"),
         ("vit_base_patch16_of_tomorrow", "architecture in config.json must be one of timm's"),
     ],
 )
@@ -419,11 +420,59 @@ def test_timm_res_post_norm_is_not_taken_for_a_plain_block(tmp_path):
 
     fields = {"class_token": False, "global_pool": "avg", "qkv_bias": False}
     path = bare(tmp_path, sources.state(sources.timm_vit(**fields, block_fn=ResPostBlock)))
-    with pytest.raises(ValueError, match="pass block_norm='pre'"):
+    with pytest.raises(ValueError, match="block_norm='res_post' for these"):
         keras_vit.from_pretrained(path, num_heads=5)
     source = sources.timm_vit(**fields)
     path = bare(tmp_path, sources.state(source), "plain.safetensors")
     assert_same_logits(path, source, num_heads=5, block_norm="pre")
+
+
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": True, "scale_mlp_norm": True}])
+def test_timm_res_post_norm_equals_source_and_is_written_back(tmp_path, fields):
+    import timm
+    from timm.models.vision_transformer import ResPostBlock
+
+    source = sources.timm_vit(block_fn=ResPostBlock, qkv_bias=False, **fields)
+    arrays = sources.state(source)
+    path = bare(tmp_path, arrays)
+    wrong = {"block_norm": "pre"}
+    model = assert_same_logits(path, source, wrong, num_heads=5, block_norm="res_post")
+    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    sources.assert_same_file(folder / "model.safetensors", arrays)
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert torch_logits(again, images()).tobytes() == torch_logits(source, images()).tobytes()
+    assert inspect(folder).config == model.config
+
+
+EVA = {
+    "giant": {"global_pool": "avg"},
+    "enormous": {"global_pool": "token", "use_post_norm": True},
+    "swiglu": {"global_pool": "token", "swiglu_mlp": True, "init_values": 0.1},
+    "swiglu with norms": {"swiglu_mlp": True, "scale_mlp": True, "scale_attn_inner": True},
+}
+
+
+def eva_vit(**fields):
+    from timm.models.eva import Eva
+
+    words = "img_size patch_size embed_dim num_heads mlp_ratio depth num_classes"
+    arguments = sources.tiny_arguments(words, {"mlp_ratio": 1.4} | fields)
+    return sources.randomize(Eva(**arguments))
+
+
+@pytest.mark.parametrize("kind", EVA)
+def test_timm_eva_without_rotary_positions_equals_source(tmp_path, kind):
+    source = eva_vit(**EVA[kind])
+    path = bare(tmp_path, sources.state(source))
+    post = "use_post_norm" in EVA[kind]
+    fields = {"num_heads": 5, "block_norm": "res_post" if post else "pre"}
+    if "gamma_1" not in dict(source.blocks[0].named_parameters()):
+        with pytest.raises(ValueError, match="block_norm='res_post' for these"):
+            keras_vit.from_pretrained(path, num_heads=5)  # giant's arrays are enormous' too
+    model = assert_same_logits(path, source, wrong={"norm_epsilon": 0.1}, **fields)
+    assert model.config.qkv_bias and not model.config.key_bias
+    with pytest.raises(ValueError, match="key_bias must be True"):
+        keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
 
 
 @pytest.mark.backend_free

@@ -170,21 +170,27 @@ def torchvision_vit(seed=0, **fields):
 def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
     import transformers
 
-    families = ("Siglip", "Dinov2WithRegisters", "Dinov2", "ViTMAE", "DeiT", "ViT")
+    pairs = ("CLIP", "MetaClip2", "ChineseCLIP", "AltCLIP", "Siglip")  # of images and text
+    families = (*pairs, "Dinov2WithRegisters", "Dinov2", "ViTMAE", "DeiT", "ViT")
     family = next(family for family in families if kind.startswith(family))
     words = (
         "image_size patch_size hidden_size num_attention_heads intermediate_size num_hidden_layers"
         " num_labels"
     )
     arguments = tiny_arguments(words, {"attn_implementation": "eager"} | fields)
-    if family == "Siglip":
+    if family in pairs:
         towers = {k: arguments.pop(k) for k in ("num_labels", "attn_implementation")}
-        config = transformers.SiglipVisionConfig(**arguments)
-        if kind != "SiglipVisionModel":
+        config = getattr(transformers, f"{family}VisionConfig")(**arguments)
+        if not kind.startswith(f"{family}VisionModel"):
             sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
             text = {k: arguments[k] for k in sizes} | {"vocab_size": 9}
-            config = transformers.SiglipConfig(
-                text_config=text, vision_config=arguments, num_labels=towers["num_labels"]
+            if family != "Siglip":
+                text |= {"projection_dim": 6}
+            config = getattr(transformers, f"{family}Config")(
+                text_config=text,
+                vision_config=arguments,
+                num_labels=towers["num_labels"],
+                **({} if family == "Siglip" else {"projection_dim": 6}),
             )
         return randomize(getattr(transformers, kind)(config), seed)
     config = getattr(transformers, f"{family}Config")(**arguments)
