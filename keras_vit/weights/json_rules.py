@@ -60,6 +60,7 @@ FIELDS: dict[str, Rule | dict[str, Rule]] = {
     "image_size": PAIR,
     "layer_norm_eps": NUMBER._replace(or_null=False),
     "layerscale_value": NUMBER,
+    "rope_theta": NUMBER._replace(or_null=False),
     "hidden_act": TEXT,
     "image_mean": NUMBERS,
     "image_std": NUMBERS,

@@ -25,7 +25,10 @@ from keras_vit.weights.formats.table import (
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
+    HEADS_BIAS,
     IMAGENET_PIXELS,
+    INTO_HEADS,
+    QKV,
     TABLE,
     linear,
     mlp,
@@ -50,9 +53,14 @@ REFUSED = {
     r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
     r"blocks\.0\.0\.": "blocks in chunks (save it without block chunks)",
     r"patch_embed\.(backbone|conv1)": "a stem of several convolutions",
-    r"(rope|rope_embed)\.|storage_tokens$|blocks\.0\.attn\.rope\.": "rotary positions (RoPE)",
+    r"rope\.freqs_|blocks\.0\.attn\.rope\.": "tables of rotary positions (raw EVA-02)",
     r"(blocks\.0\.attn\.)?rel_pos(_bias)?\.|blocks\.0\.attn\.relative_": "relative positions",
 }
+
+
+# What no array shows of rotary positions.
+ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
+FREQUENCIES = "rope.freqs"
 
 
 def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
@@ -63,6 +71,8 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     unstated = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
     assumed = set() if "architecture" in header.config else header.unstated(unstated, stated)
     names = {**names, "mlp": _mlp_names(header)}
+    if "blocks.0.gamma_1" in header.shapes:  # timm's Eva
+        names["scales"] = RAW_DEIT3["scales"]
     distilled = header.has("dist_token$")
     if distilled:
         header.require_new_head("two class tokens with a head each (DeiT distilled)")
@@ -74,18 +84,32 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     registers = header.size(names["registers"], 1, 0)
     token = "cls_token" in header.shapes
     rows = header.size("pos_embed", 1, 0)
-    if not rows:
+    positions = "learned" if rows else "none"
+    if FREQUENCIES in header.shapes:
+        positions = "learned+rope_mixed" if rows else "rope_mixed"
+        stated.setdefault("rope_coordinates", "index")
+        stated.setdefault("rope_order", "columns_first")
+        stated.setdefault("rope_pairs", "neighbors")
+        assumed -= {"position_embedding"}
+    elif not rows:
         _check_no_positions(header, stated)
+    if "rope" in (header.given.get("position_embedding") or positions):
+        assumed |= {name for name in ROPE if assumed and name not in header.given}
     size, row, fold = _table(header, rows, (ph, pw), int(token), registers, stated)
-    qkv_rows = header.shape("blocks.0.attn.qkv.weight", 2)[0]
+    separate = "blocks.0.attn.q_proj.weight" in header.shapes
+    names["separate"] = separate
+    first = "blocks.0.attn.q_proj.weight" if separate else "blocks.0.attn.qkv.weight"
+    inner = header.shape(first, 2)[0] // (1 if separate else 3)
     hidden, gated = _mlp(header, names["mlp"])
+    if gated and rows:
+        _check_rotary(header)
     if gated:
         stated.pop("gelu", None)
         assumed -= {"gelu"}
         if "architecture" not in header.config and names["mlp"] == ("fc1", "fc2"):
             assumed |= {"mlp"}  # these names say nothing of what the gate computes
     if per_head := header.shapes.get("blocks.0.attn.q_norm.weight"):
-        stated["num_heads"] = qkv_rows // (3 * max(per_head[0], 1))
+        stated["num_heads"] = inner // max(per_head[0], 1)
         assumed -= {"num_heads"}
     heads = header.heads(width, stated.pop("num_heads", None))
     _check_block_norm(header)
@@ -97,18 +121,19 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "width": width,
         "depth": header.count(r"blocks\.(\d+)\.norm1\."),
         "num_heads": heads,
-        "head_dim": None if qkv_rows == 3 * width else qkv_rows // (3 * heads),
+        "head_dim": None if inner == width else inner // heads,
         "mlp_dim": hidden,
         "mlp": "swiglu" if gated else "mlp",
         "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
         "norm_epsilon": 1e-6,
         "gelu": "exact",
-        "qkv_bias": "blocks.0.attn.qkv.bias" in header.shapes,
+        "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias|q_proj\.bias)$"),
+        "key_bias": _key_bias(header),
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
         "class_token": token,
         "num_registers": registers,
-        "position_embedding": "learned" if rows else "none",
+        "position_embedding": positions,
         "position_class_row": bool(row),
         "pooling": "mean" if averaged else "token",
         "final_norm": _final_norm(header),
@@ -126,6 +151,12 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     if averaged:
         assumed -= {"pooling"}
     return Reading(fields | stated, style, pooled or distilled, tuple(sorted(assumed)))
+
+
+def _key_bias(header: Header) -> bool:
+    """False where there is a bias of the queries, and none of the keys: in EVA and BEiT."""
+    queries = header.has(r"blocks\.0\.attn\.(q_bias|q_proj\.bias)$")
+    return not queries or "blocks.0.attn.k_proj.bias" in header.shapes
 
 
 def _mlp_names(header: Header) -> tuple[str, ...]:
@@ -160,11 +191,22 @@ def _table(header, rows, patch, token, registers, stated):
 
 def _check_no_positions(header: Header, stated: Mapping[str, Any]) -> None:
     """Refuses a model without a table that may have rotary positions, which have no arrays."""
-    if "none" not in (stated.get("position_embedding"), header.given.get("position_embedding")):
+    if "position_embedding" not in stated and "position_embedding" not in header.given:
         raise ValueError(
             "source must hold a position table, or position_embedding='none' must be passed: a "
-            "model without one may have rotary positions (RoPE), which ViT does not have. "
-            "Received: no array 'pos_embed'"
+            "model without one may have rotary positions, which have no arrays. If it has, pass "
+            f"position_embedding='rope' and {', '.join(ROPE)}. Received: no array 'pos_embed'"
+        )
+
+
+def _check_rotary(header: Header) -> None:
+    """Refuses an EVA-02 without a word on its positions: beside the table they are rotary."""
+    known = "architecture" in header.config or "position_embedding" in header.given
+    if not known and header.has(r"blocks\.0\.attn\.(q_bias|q_proj\.)"):
+        raise ValueError(
+            "position_embedding must be passed: EVA-02, whose arrays these may be, has rotary "
+            f"positions, 'learned+rope', beside its table. Pass {', '.join(ROPE)} too. "
+            "Received: position_embedding=None"
         )
 
 
@@ -197,10 +239,16 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
     else:
         if config.num_registers:
             yield Pair(names["registers"], ("registers/tokens",))
-        if config.position_embedding == "learned":
+        if config.position_table == "learned":
             yield Pair("pos_embed", ("position_embedding/table",), TABLE)
     for i in range(config.depth):
         yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
+        if config.attention_positions == "rope_mixed":
+            yield Derived(
+                f"encoder_block_{i}/attention/rotary/frequencies",
+                {FREQUENCIES: (2, config.depth, config.num_heads, config.key_dim // 2)},
+                lambda frequencies, i=i: frequencies[:, i],
+            )
     if config.final_norm != "none":
         after = config.final_norm == "after_pooling"
         yield from norm("fc_norm" if after else "norm", "encoder_norm")
@@ -210,10 +258,9 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
         yield from linear("head", "head")
 
 
-def _block(config, theirs, ours, names) -> Iterator[Pair]:
+def _block(config, theirs, ours, names) -> Iterator[Row]:
     yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm")
-    bias = f"{theirs}.attn.qkv.bias" if config.qkv_bias else None
-    yield from qkv(f"{theirs}.attn.qkv.weight", bias, f"{ours}/attention")
+    yield from _projections(config, f"{theirs}.attn", f"{ours}/attention", names)
     if config.qk_norm:
         yield from norm(f"{theirs}.attn.q_norm", f"{ours}/attention/query_norm")
         yield from norm(f"{theirs}.attn.k_norm", f"{ours}/attention/key_norm")
@@ -226,6 +273,27 @@ def _block(config, theirs, ours, names) -> Iterator[Pair]:
     if config.layer_scale is not None:
         for theirs_scale, branch in zip(names["scales"], ("attention", "mlp"), strict=True):
             yield Pair(f"{theirs}.{theirs_scale}", (f"{ours}/{branch}_scale/gamma",))
+
+
+def _projections(config, theirs, ours, names) -> Iterator[Row]:
+    """Query, key and value: in one matrix, or in timm's Eva one each, with or without biases."""
+    biased = [name for name in QKV if config.qkv_bias and (config.key_bias or name != "key")]
+    if names.get("separate"):
+        for name in QKV:
+            yield Pair(f"{theirs}.{name[0]}_proj.weight", (f"{ours}/{name}/kernel",), INTO_HEADS)
+        for name in biased:
+            yield Pair(f"{theirs}.{name[0]}_proj.bias", (f"{ours}/{name}/bias",), HEADS_BIAS)
+        return
+    together = f"{theirs}.qkv.bias" if len(biased) == len(QKV) else None
+    yield from qkv(f"{theirs}.qkv.weight", together, ours)
+    for name in () if together else biased:
+        place = f"{ours}/{name}/bias"
+        if names.get("masked"):  # DINOv3's own code multiplies the keys' third of the bias by 0
+            size, start = config.num_heads * config.key_dim, QKV.index(name)
+            third = slice(start * size, (start + 1) * size)
+            yield Derived(place, {f"{theirs}.qkv.bias": (3 * size,)}, lambda b, part=third: b[part])
+        else:
+            yield Pair(f"{theirs}.{name[0]}_bias", (place,), HEADS_BIAS)
 
 
 def folded_registers(
@@ -284,7 +352,11 @@ TIMM = Format(
     mark=r"(?P<prefix>.*)patch_embed\.proj\.weight",
     read_config=read_timm,
     rows=timm_rows,
-    needs=(r"blocks\.0\.attn\.qkv\.weight$", r"norm_pre\."),
+    needs=(
+        r"blocks\.0\.attn\.qkv\.weight$",
+        r"blocks\.0\.attn\.q_proj\.weight$",
+        r"norm_pre\.",
+    ),
     dropped=DROPPED,
     refused=REFUSED,
     writable={
@@ -307,7 +379,7 @@ TIMM = Format(
     json_files={"config.json": timm_config.config_json},
 )
 # Read-only, with the same rows.
-RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={})
+RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={}, bare=True)
 DEIT3 = dataclasses.replace(
     RAW, name="deit3", read_config=read_deit3, needs=(r"blocks\.0\.gamma_1$",)
 )

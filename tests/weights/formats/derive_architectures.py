@@ -17,7 +17,14 @@ from pathlib import Path
 
 MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybrid",
            "vision_transformer_relpos", "naflexvit")  # fmt: skip
-COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling", "unlike")
+ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
+COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding",
+           *ROPE, "unlike")  # fmt: skip
+ROTARY = {
+    "RotaryEmbeddingDinoV3": ("rope", "centered"),
+    "RotaryEmbeddingCat": ("rope", "index"),
+    "RotaryEmbeddingMixed": ("rope_mixed", "index"),
+}
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
 
@@ -47,7 +54,7 @@ def derive(name: str, file: str) -> dict:
         return {"unlike": reason}
     block = module.blocks[0]
     pooling = POOLINGS[module.global_pool]
-    if pooling == "mean" and module.pool_include_prefix:
+    if pooling == "mean" and getattr(module, "pool_include_prefix", False):
         pooling = "mean_all"
     gelu = type(block.mlp.act).__name__
     return {
@@ -55,6 +62,26 @@ def derive(name: str, file: str) -> dict:
         **({} if gelu == "SiLU" else {"gelu": GELUS[gelu]}),  # a gated MLP has none
         "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
+        **rotary(module),
+    }
+
+
+def rotary(module) -> dict:
+    """The fields of rotary positions; none without them."""
+    rope = getattr(module, "rope", None)
+    if rope is None:
+        return {}
+    kind, coordinates = ROTARY[type(rope).__name__]
+    columns = rope.grid_indexing == "xy"
+    grid = getattr(rope, "ref_feat_shape", None)
+    return {
+        "position_embedding": kind if module.pos_embed is None else f"learned+{kind}",
+        "rope_base": rope.temperature,
+        "rope_coordinates": coordinates,
+        "rope_order": "columns_first" if columns else "rows_first",
+        "rope_pairs": "halves" if module.blocks[0].attn.rotate_half else "neighbors",
+        "rope_offset": getattr(rope, "grid_offset", 0.0),
+        **({"rope_grid": list(grid)} if grid else {}),
     }
 
 
@@ -66,8 +93,9 @@ def unlike(module, file: str) -> str:
         return "relative positions"
     if file == "naflexvit":
         return "images of any size in one batch (NaFlex)"
-    if getattr(module, "rope", None) is not None:
-        return "rotary positions (RoPE)"
+    rope = getattr(module, "rope", None)
+    if rope is not None and type(rope).__name__ not in ROTARY:
+        return f"other rotary positions ({type(rope).__name__})"
     block = module.blocks[0]
     if type(block).__name__ not in ("Block", "EvaBlock"):
         return {
@@ -78,21 +106,33 @@ def unlike(module, file: str) -> str:
         ("a LayerNorm in front of the blocks", module.norm_pre, "Identity"),
         ("another patch embedding", module.patch_embed, "PatchEmbed"),
         ("another normalization", block.norm1, "LayerNorm"),
-        ("another attention", block.attn, "Attention"),
-        ("another MLP", block.mlp, "GluMlp" if _is_swiglu(block.mlp) else "Mlp"),
+        ("another attention", block.attn, _attention(block.attn)),
+        ("another MLP", block.mlp, _mlp(block.mlp)),
         ("a LayerNorm in its attention", block.attn.norm, "Identity"),
     ):
         if type(part).__name__ != plain:
             return f"{what} ({type(part).__name__})" if "another" in what else what
+    if any(getattr(other.attn, "num_kv_groups", 1) != 1 for other in module.blocks):
+        return "fewer keys than queries (grouped-query attention)"
+    if getattr(block, "gamma_1", None) is not None and block.gamma_2 is None:
+        return "LayerScale on attention alone"
     if type(block.mlp.act).__name__ == "QuickGELU":
         return "QuickGELU"
     return ""
 
 
-def _is_swiglu(mlp) -> bool:
-    """Whether an MLP with its gate and what it gates in one Linear is SiLU(gate) * gated."""
+def _attention(attention) -> str:
+    """The name of the class, if a `ViT` can compute it."""
+    eva = type(attention).__name__ in ("EvaAttention", "AttentionRope")
+    return type(attention).__name__ if eva and attention.gate is None else "Attention"
+
+
+def _mlp(mlp) -> str:
+    """The name of the class, if a `ViT` can compute it: also of SiLU(gate) * gated."""
     plain = type(getattr(mlp, "act", None)).__name__ == "SiLU"
-    return type(mlp).__name__ == "GluMlp" and plain and not mlp.gate_last
+    if type(mlp).__name__ == "SwiGLU" and plain:
+        return "SwiGLU"
+    return "GluMlp" if plain and not getattr(mlp, "gate_last", True) else "Mlp"
 
 
 def write(stream) -> None:
