@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import huggingface_config
-from keras_vit.weights.formats.table import Format, Header, Pair, Reading, Row
+from keras_vit.weights.formats.table import Empty, Format, Header, Pair, Reading, Row
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
@@ -63,7 +63,8 @@ def read_huggingface_dinov3(header: Header) -> Reading:
     if not fields["qkv_bias"]:
         del fields["key_bias"]
     stated.pop("labels", None)
-    style = {"blocks": blocks}
+    empty = fields["num_registers"] == 0 and "embeddings.register_tokens" in header.shapes
+    style = {"blocks": blocks, "empty_registers": empty}
     return Reading(fields | stated, style, False, assumed)
 
 
@@ -78,13 +79,16 @@ def _without_gate(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "hidden_act"}
 
 
-def huggingface_dinov3_rows(config: ViTConfig, blocks: str = BLOCKS[0]) -> Iterator[Row]:
+def huggingface_dinov3_rows(
+    config: ViTConfig, blocks: str = BLOCKS[0], empty_registers: bool = False
+) -> Iterator[Row]:
     """The table of names."""
-    patches, tokens = "embeddings.patch_embeddings", "embeddings.{}"
-    yield from linear(patches, "patches/projection", CONV)
-    yield Pair(tokens.format("cls_token"), ("class_token/tokens",))
+    yield from linear("embeddings.patch_embeddings", "patches/projection", CONV)
+    yield Pair("embeddings.cls_token", ("class_token/tokens",))
     if config.num_registers:
-        yield Pair(tokens.format("register_tokens"), ("registers/tokens",))
+        yield Pair("embeddings.register_tokens", ("registers/tokens",))
+    elif empty_registers:
+        yield Empty("embeddings.register_tokens", (1, 0, config.width))
     for i in range(config.depth):
         yield from _block(config, f"{blocks}.{i}", f"encoder_block_{i}")
     yield from norm("norm", "encoder_norm")

@@ -316,8 +316,11 @@ def folded_registers(
 
 def read_deit3(header: Header) -> Reading:
     """Raw DeiT-III: LayerScale's gains have no module of their own."""
+    reading = read_timm(header, RAW_DEIT3)
+    if "pos_embed" not in header.shapes or header.has(f"reg_token$|{FREQUENCIES}$"):
+        return reading  # timm's Eva, in a file alone
     # RoPE-ViT, which has rotary positions beside the table, was trained with the same code.
-    return _raw(read_timm(header, RAW_DEIT3), "deit", ("num_heads", "position_embedding"))
+    return _raw(reading, "deit", ("num_heads", "position_embedding", *ROPE))
 
 
 def read_dinov2(header: Header) -> Reading:
