@@ -59,6 +59,7 @@ ENCODER = {
     "image_size": PAIR,
     "layer_norm_eps": NUMBER._replace(or_null=False),
     "layerscale_value": NUMBER,
+    "rope_theta": NUMBER._replace(or_null=False),
     "hidden_act": TEXT,
 }
 FIELDS: dict[str, Rule | dict[str, Rule]] = {

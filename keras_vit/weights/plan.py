@@ -12,7 +12,10 @@ from keras_vit.weights.formats.table import Format, Header, Reading, Row, Shape
 
 # Fields of the checkpoint that a caller may correct, because arrays do not show them. All other
 # fields describe the requested model.
-ABOUT_SOURCE = ("num_heads", "head_dim", "norm_epsilon", "gelu", "block_norm")
+ABOUT_SOURCE = (
+    *("num_heads", "head_dim", "norm_epsilon", "gelu", "block_norm", "position_embedding"),
+    *("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid"),
+)
 
 # Fields that the arrays show. Those that a file of ours states are compared with the arrays first:
 # no loop and no allocation may depend on a number that the arrays contradict.

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_vit.weights.formats.big_vision import BIG_VISION
+from keras_vit.weights.formats.dinov3 import DINOV3
 from keras_vit.weights.formats.google import GOOGLE
 from keras_vit.weights.formats.huggingface import HUGGINGFACE
 from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
+from keras_vit.weights.formats.huggingface_dinov3 import HUGGINGFACE_DINOV3
 from keras_vit.weights.formats.open_clip import OPEN_CLIP
 from keras_vit.weights.formats.table import Format
 from keras_vit.weights.formats.timm import BEIT, DEIT3, DINOV2, MAE, TIMM
@@ -22,10 +24,12 @@ FORMATS = {
         TORCHVISION,
         HUGGINGFACE,
         HUGGINGFACE_CLIP,
+        HUGGINGFACE_DINOV3,
         OPEN_CLIP,
         VIT_PYTORCH,
         MAE,
         BEIT,
+        DINOV3,
         DINOV2,
         DEIT3,
         TIMM,
@@ -39,10 +43,12 @@ def recognize(names: Iterable[str], config: Mapping[str, Any]) -> tuple[Format, 
 
     Args:
         names: Names of all arrays.
-        config: The `config.json` beside them, quoted in the error.
+        config: The `config.json` beside them.
     """
     names = list(names)
     for format in FORMATS.values():
+        if format.bare and "architecture" in config:
+            continue
         prefix = format.prefix(names)
         if prefix is not None:
             return format, prefix

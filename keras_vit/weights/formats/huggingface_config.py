@@ -25,7 +25,10 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's nu
 
 
 def stated_fields(
-    config: Mapping[str, Any], pixels: Mapping[str, Any], channels: int
+    config: Mapping[str, Any],
+    pixels: Mapping[str, Any],
+    channels: int,
+    model_types: Mapping[str, tuple[float, int]] = MODEL_TYPES,
 ) -> dict[str, Any]:
     """Fields of a `ViTConfig` that the two files state, or transformers' defaults.
 
@@ -34,13 +37,13 @@ def stated_fields(
     fields: dict[str, Any] = {}
     if "model_type" in config:
         kind = config["model_type"]
-        if kind not in MODEL_TYPES:
+        if kind not in model_types:
             raise ValueError(
                 "model_type in config.json must be that of a plain ViT, one of "
-                f"{', '.join(MODEL_TYPES)}. Received: model_type={kind!r}"
+                f"{', '.join(model_types)}. Received: model_type={kind!r}"
             )
         # Some versions of transformers omit default values.
-        epsilon, size = MODEL_TYPES[kind]
+        epsilon, size = model_types[kind]
         defaults = {"num_attention_heads": 12, "hidden_act": "gelu"}
         config = {**defaults, "layer_norm_eps": epsilon, "image_size": size, **config}
     if "num_attention_heads" in config:

@@ -92,7 +92,25 @@ class Empty:
         return np.zeros(self.shape, np.float32)
 
 
-Row = Pair | Derived | Empty
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """An array of the source that must have known values, and that no weight of ours holds."""
+
+    source: str
+    shape: Shape
+    check: Callable[[np.ndarray], None]
+    """Raises `ValueError` for other values."""
+    paths: tuple[str, ...] = ()
+
+    def source_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        return {self.source: self.shape}
+
+    def to_ours(self, arrays: Arrays, shapes: Mapping[str, Shape]) -> Iterator:
+        self.check(arrays[self.source])
+        return iter(())
+
+
+Row = Pair | Derived | Empty | Checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +284,8 @@ class Format:
         limits: What else a config must fulfill to be written.
         json_files: The JSON files beside the weights by name, for formats that write folders.
         suffix: The suffix of the weight file.
+        bare: Whether no file of this source has a config.json that states timm's architecture. A
+            file that has one is timm's, even if the names are the same.
     """
 
     name: str
@@ -280,6 +300,7 @@ class Format:
     limits: tuple[Limit, ...] = ()
     json_files: Mapping[str, Callable[[ViTConfig], dict]] = dataclasses.field(default_factory=dict)
     suffix: str = ".safetensors"
+    bare: bool = False
 
     def prefix(self, names: Iterable[str]) -> str | None:
         """The prefix of this format's names, or None if the names are another format's."""

@@ -35,6 +35,8 @@ from keras_vit.weights.formats.torch_names import (
     FROM_HEADS,
     HEADS_BIAS,
     IMAGENET_PIXELS,
+    INTO_HEADS,
+    QKV,
     TABLE,
     linear,
     mlp,
@@ -67,8 +69,13 @@ REFUSED = {
     r"blocks\.0\.0\.": "blocks in chunks (save it without block chunks)",
     r"patch_embed\.(backbone\.(?!(stem\.)?(conv|norm)\.|stages\.)|conv1)": "a stem of several "
     "convolutions that is not ViT's ResNet",
-    r"(rope|rope_embed)\.|storage_tokens$|blocks\.0\.attn\.rope\.": "rotary positions (RoPE)",
+    r"rope\.freqs_|blocks\.0\.attn\.rope\.": "tables of rotary positions (raw EVA-02)",
 }
+
+
+# What no array shows of rotary positions.
+ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
+FREQUENCIES = "rope.freqs"
 
 
 def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
@@ -82,6 +89,8 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     unstated = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
     assumed = set() if "architecture" in header.config else header.unstated(unstated, stated)
     names = {**names, "mlp": _mlp_names(header)}
+    if "blocks.0.gamma_1" in header.shapes:  # timm's Eva
+        names["scales"] = RAW_DEIT3["scales"]
     distilled = header.has("dist_token$")
     if distilled:
         header.require_new_head("two class tokens with a head each (DeiT distilled)")
@@ -95,24 +104,38 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     rows = header.size("pos_embed", 1, 0)
     places = (names["relative"][0].format(0), names["relative"][1])
     relative = relative_fields(header, *places, (ph, pw), stated)
+    positions = with_table(relative, bool(rows))
     if relative:
         assumed -= {"position_embedding"}
         stated.pop("position_embedding", None)
+    elif FREQUENCIES in header.shapes:
+        positions = "learned+rope_mixed" if rows else "rope_mixed"
+        stated.setdefault("rope_coordinates", "index")
+        stated.setdefault("rope_order", "columns_first")
+        stated.setdefault("rope_pairs", "neighbors")
+        assumed -= {"position_embedding"}
     elif not rows:
         _check_no_positions(header, stated)
+    if "rope" in (header.given.get("position_embedding") or positions):
+        assumed |= {name for name in ROPE if assumed and name not in header.given}
     shown = relative.pop("image_size", None)  # by a table of offsets
     stated["image_size"] = shown or stated.get("image_size")
     size, row, fold = _table(header, rows, (ph, pw), int(token), registers, stated)
     size = shown or size
-    qkv_rows = header.shape("blocks.0.attn.qkv.weight", 2)[0]
+    separate = "blocks.0.attn.q_proj.weight" in header.shapes
+    names["separate"] = separate
+    first = "blocks.0.attn.q_proj.weight" if separate else "blocks.0.attn.qkv.weight"
+    inner = header.shape(first, 2)[0] // (1 if separate else 3)
     hidden, gated = _mlp(header, names["mlp"])
+    if gated and rows:
+        _check_rotary(header)
     if gated:
         stated.pop("gelu", None)
         assumed -= {"gelu"}
         if "architecture" not in header.config and names["mlp"] == ("fc1", "fc2"):
             assumed |= {"mlp"}  # these names say nothing of what the gate computes
     if per_head := header.shapes.get("blocks.0.attn.q_norm.weight"):
-        stated["num_heads"] = qkv_rows // (3 * max(per_head[0], 1))
+        stated["num_heads"] = inner // max(per_head[0], 1)
         assumed -= {"num_heads"}
     heads = header.heads(width, stated.pop("num_heads", None))
     _check_block_norm(header)
@@ -125,23 +148,23 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "width": width,
         "depth": header.count(r"blocks\.(\d+)\.norm1\."),
         "num_heads": heads,
-        "head_dim": None if qkv_rows == 3 * width else qkv_rows // (3 * heads),
+        "head_dim": None if inner == width else inner // heads,
         "attention_inner_norm": "blocks.0.attn.norm.weight" in header.shapes,
         "mlp_dim": hidden,
         "mlp": "swiglu" if gated else "mlp",
         "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
         "norm_epsilon": 1e-5 if "norm_pre.weight" in header.shapes else 1e-6,  # CLIP's
         "gelu": "exact",
-        "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias)$"),
-        "key_bias": "blocks.0.attn.q_bias" not in header.shapes,
+        "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias|q_proj\.bias)$"),
+        "key_bias": _key_bias(header),
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
         "class_token": token,
         "patch_bias": "patch_embed.proj.bias" in header.shapes,
         "embedding_norm": "norm_pre.weight" in header.shapes,
         "num_registers": registers,
-        **relative,
-        "position_embedding": with_table(relative, bool(rows)),
+        **{name: value for name, value in relative.items() if name != "position_embedding"},
+        "position_embedding": positions,
         "position_class_row": bool(row),
         "pooling": "mean" if averaged else "token",
         "final_norm": _final_norm(header),
@@ -159,6 +182,12 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     if averaged:
         assumed -= {"pooling"}
     return Reading(fields | stated, style, pooled or distilled, tuple(sorted(assumed)))
+
+
+def _key_bias(header: Header) -> bool:
+    """False where there is a bias of the queries, and none of the keys: in EVA and BEiT."""
+    queries = header.has(r"blocks\.0\.attn\.(q_bias|q_proj\.bias)$")
+    return not queries or "blocks.0.attn.k_proj.bias" in header.shapes
 
 
 def _mlp_names(header: Header) -> tuple[str, ...]:
@@ -195,11 +224,22 @@ def _table(header, rows, patch, token, registers, stated):
 
 def _check_no_positions(header: Header, stated: Mapping[str, Any]) -> None:
     """Refuses a model without a table that may have rotary positions, which have no arrays."""
-    if "none" not in (stated.get("position_embedding"), header.given.get("position_embedding")):
+    if "position_embedding" not in stated and "position_embedding" not in header.given:
         raise ValueError(
             "source must hold a position table, or position_embedding='none' must be passed: a "
-            "model without one may have rotary positions (RoPE), which ViT does not have. "
-            "Received: no array 'pos_embed'"
+            "model without one may have rotary positions, which have no arrays. If it has, pass "
+            f"position_embedding='rope' and {', '.join(ROPE)}. Received: no array 'pos_embed'"
+        )
+
+
+def _check_rotary(header: Header) -> None:
+    """Refuses an EVA-02 without a word on its positions: beside the table they are rotary."""
+    known = "architecture" in header.config or "position_embedding" in header.given
+    if not known and header.has(r"blocks\.0\.attn\.(q_bias|q_proj\.)"):
+        raise ValueError(
+            "position_embedding must be passed: EVA-02, whose arrays these may be, has rotary "
+            f"positions, 'learned+rope', beside its table. Pass {', '.join(ROPE)} too. "
+            "Received: position_embedding=None"
         )
 
 
@@ -247,6 +287,12 @@ def timm_rows(
         yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
         own, shared = names["relative"]
         yield from relative_rows(config, i, own.format(i), shared, relative)
+        if config.attention_positions == "rope_mixed":
+            yield Derived(
+                f"encoder_block_{i}/attention/rotary/frequencies",
+                {FREQUENCIES: (2, config.depth, config.num_heads, config.key_dim // 2)},
+                lambda frequencies, i=i: frequencies[:, i],
+            )
     if config.final_norm != "none":
         after = config.final_norm == "after_pooling"
         yield from norm("fc_norm" if after else "norm", "encoder_norm")
@@ -256,13 +302,9 @@ def timm_rows(
         yield from linear("head", "head")
 
 
-def _block(config, theirs, ours, names) -> Iterator[Pair]:
+def _block(config, theirs, ours, names) -> Iterator[Row]:
     yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm")
-    bias = f"{theirs}.attn.qkv.bias" if config.qkv_bias and config.key_bias else None
-    if config.qkv_bias and not config.key_bias:
-        yield Pair(f"{theirs}.attn.q_bias", (f"{ours}/attention/query/bias",), HEADS_BIAS)
-        yield Pair(f"{theirs}.attn.v_bias", (f"{ours}/attention/value/bias",), HEADS_BIAS)
-    yield from qkv(f"{theirs}.attn.qkv.weight", bias, f"{ours}/attention")
+    yield from _projections(config, f"{theirs}.attn", f"{ours}/attention", names)
     if config.qk_norm:
         yield from norm(f"{theirs}.attn.q_norm", f"{ours}/attention/query_norm")
         yield from norm(f"{theirs}.attn.k_norm", f"{ours}/attention/key_norm")
@@ -277,6 +319,27 @@ def _block(config, theirs, ours, names) -> Iterator[Pair]:
     if config.layer_scale is not None:
         for theirs_scale, branch in zip(names["scales"], ("attention", "mlp"), strict=True):
             yield Pair(f"{theirs}.{theirs_scale}", (f"{ours}/{branch}_scale/gamma",))
+
+
+def _projections(config, theirs, ours, names) -> Iterator[Row]:
+    """Query, key and value: in one matrix, or in timm's Eva one each, with or without biases."""
+    biased = [name for name in QKV if config.qkv_bias and (config.key_bias or name != "key")]
+    if names.get("separate"):
+        for name in QKV:
+            yield Pair(f"{theirs}.{name[0]}_proj.weight", (f"{ours}/{name}/kernel",), INTO_HEADS)
+        for name in biased:
+            yield Pair(f"{theirs}.{name[0]}_proj.bias", (f"{ours}/{name}/bias",), HEADS_BIAS)
+        return
+    together = f"{theirs}.qkv.bias" if len(biased) == len(QKV) else None
+    yield from qkv(f"{theirs}.qkv.weight", together, ours)
+    for name in () if together else biased:
+        place = f"{ours}/{name}/bias"
+        if names.get("masked"):  # DINOv3's own code multiplies the keys' third of the bias by 0
+            size, start = config.num_heads * config.key_dim, QKV.index(name)
+            third = slice(start * size, (start + 1) * size)
+            yield Derived(place, {f"{theirs}.qkv.bias": (3 * size,)}, lambda b, part=third: b[part])
+        else:
+            yield Pair(f"{theirs}.{name[0]}_bias", (place,), HEADS_BIAS)
 
 
 def folded_registers(
@@ -299,8 +362,11 @@ def folded_registers(
 
 def read_deit3(header: Header) -> Reading:
     """Raw DeiT-III: LayerScale's gains have no module of their own."""
+    reading = read_timm(header, RAW_DEIT3)
+    if "pos_embed" not in header.shapes or header.has(f"reg_token$|{FREQUENCIES}$"):
+        return reading  # timm's Eva, in a file alone
     # RoPE-ViT, which has rotary positions beside the table, was trained with the same code.
-    return _raw(read_timm(header, RAW_DEIT3), "deit", ("num_heads", "position_embedding"))
+    return _raw(reading, "deit", ("num_heads", "position_embedding", *ROPE))
 
 
 def read_dinov2(header: Header) -> Reading:
@@ -340,7 +406,11 @@ TIMM = Format(
     mark=r"(?P<prefix>.*)patch_embed\.proj\.weight",
     read_config=read_timm,
     rows=timm_rows,
-    needs=(r"blocks\.0\.attn\.qkv\.weight$", r"norm_pre\."),
+    needs=(
+        r"blocks\.0\.attn\.qkv\.weight$",
+        r"blocks\.0\.attn\.q_proj\.weight$",
+        r"norm_pre\.",
+    ),
     dropped=DROPPED,
     refused=REFUSED,
     writable={
@@ -385,7 +455,7 @@ TIMM = Format(
     json_files={"config.json": timm_config.config_json},
 )
 # Read-only, with the same rows.
-RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={})
+RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={}, bare=True)
 BEIT = dataclasses.replace(
     RAW,
     name="beit",

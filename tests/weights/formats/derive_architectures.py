@@ -17,15 +17,10 @@ from pathlib import Path
 
 MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybrid",
            "vision_transformer_relpos", "naflexvit")  # fmt: skip
+ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
 COLUMNS = (
-    "architecture",
-    "num_heads",
-    "block_norm",
-    "gelu",
-    "norm_epsilon",
-    "pooling",
-    "interpolation",
-    "unlike",
+    *("architecture", "num_heads", "block_norm", "gelu", "norm_epsilon", "pooling"),
+    *("interpolation", "position_embedding", *ROPE, "unlike"),
 )
 BLOCKS = {
     "Block": "pre",
@@ -34,6 +29,11 @@ BLOCKS = {
     "ResPostBlock": "res_post",
     "EvaBlockPostNorm": "res_post",
     "ResPostRelPosBlock": "res_post",
+}
+ROTARY = {
+    "RotaryEmbeddingDinoV3": ("rope", "centered"),
+    "RotaryEmbeddingCat": ("rope", "index"),
+    "RotaryEmbeddingMixed": ("rope_mixed", "index"),
 }
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
@@ -80,6 +80,26 @@ def derive(name: str, file: str) -> dict:
         **({} if gelu == "SiLU" else {"gelu": GELUS[gelu]}),  # a gated MLP has none
         "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
+        **rotary(module),
+    }
+
+
+def rotary(module) -> dict:
+    """The fields of rotary positions; none without them."""
+    rope = getattr(module, "rope", None)
+    if rope is None:
+        return {}
+    kind, coordinates = ROTARY[type(rope).__name__]
+    columns = rope.grid_indexing == "xy"
+    grid = getattr(rope, "ref_feat_shape", None)
+    return {
+        "position_embedding": kind if module.pos_embed is None else f"learned+{kind}",
+        "rope_base": rope.temperature,
+        "rope_coordinates": coordinates,
+        "rope_order": "columns_first" if columns else "rows_first",
+        "rope_pairs": "halves" if module.blocks[0].attn.rotate_half else "neighbors",
+        "rope_offset": getattr(rope, "grid_offset", 0.0),
+        **({"rope_grid": list(grid)} if grid else {}),
     }
 
 
@@ -89,13 +109,14 @@ def unlike(module, file: str) -> str:
         return "a convolutional stem"
     if file == "naflexvit":
         return "images of any size in one batch (NaFlex)"
-    if getattr(module, "rope", None) is not None:
-        return "rotary positions (RoPE)"
+    rope = getattr(module, "rope", None)
+    if rope is not None and type(rope).__name__ not in ROTARY:
+        return f"other rotary positions ({type(rope).__name__})"
     block = module.blocks[0]
     if type(block).__name__ not in BLOCKS:
         return f"blocks of another kind ({type(block).__name__})"
     mlps = ("GluMlp", "SwiGLU") if _is_swiglu(block.mlp) else ("Mlp",)
-    attentions = ("Attention", "EvaAttention", "RelPosAttention")
+    attentions = ("Attention", "EvaAttention", "AttentionRope", "RelPosAttention")
     for what, part, known in (
         ("another patch embedding", module.patch_embed, ("PatchEmbed", "HybridEmbed")),
         ("another normalization", block.norm1, ("LayerNorm",)),
@@ -104,6 +125,12 @@ def unlike(module, file: str) -> str:
     ):
         if type(part).__name__ not in known:
             return f"{what} ({type(part).__name__})"
+    if getattr(block.attn, "gate", None) is not None:
+        return "a gate in its attention"
+    if any(getattr(other.attn, "num_kv_groups", 1) != 1 for other in module.blocks):
+        return "fewer keys than queries (grouped-query attention)"
+    if getattr(block, "gamma_1", None) is not None and block.gamma_2 is None:
+        return "LayerScale on attention alone"
     return ""
 
 
