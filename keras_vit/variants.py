@@ -1,4 +1,4 @@
-"""The published sizes of the plain ViT: a table, and a factory for each.
+"""The published sizes of the plain ViT and of its hybrids: a table, and a factory for each.
 
 All factories take the same arguments: `num_classes`, which defaults to the checkpoint's, or 1000;
 `weights`, a name in `keras-vit models` with or without the variant, or anything else that
@@ -22,9 +22,12 @@ class Size(NamedTuple):
     num_heads: int
     mlp_dim: int
     source: str
+    stem: str | None = None
+    stem_depths: tuple[int, ...] = ()
 
 
 VIT = "arXiv 2010.11929, Table 1"
+VIT_HYBRID = "arXiv 2010.11929, Section 4.1; vision_transformer, configs/models.py"
 DEIT = "arXiv 2012.12877, Table 1"
 AUGREG = "arXiv 2106.10270"
 SCALING = "arXiv 2106.04560, Table 2"
@@ -48,6 +51,12 @@ SIZES = {
     "vit_g14": Size(14, 1408, 40, 16, 6144, SCALING),
     "vit_gigantic14": Size(14, 1664, 48, 16, 8192, SCALING),
     "vit_so400m14": Size(14, 1152, 27, 16, 4304, SO400M),
+    # Hybrids, whose patch size is that of the whole: R+Ti/16 has 32 pixels, four a cell of the
+    # root's map and eight cells a patch.
+    "vit_r_ti16": Size(32, 192, 12, 3, 768, AUGREG, "resnet", ()),
+    "vit_r26_s32": Size(32, 384, 12, 6, 1536, AUGREG, "resnet", (2, 2, 2, 2)),
+    "vit_r50_b16": Size(16, 768, 12, 12, 3072, VIT_HYBRID, "resnet", (3, 4, 9)),
+    "vit_r50_l32": Size(32, 1024, 24, 16, 4096, AUGREG, "resnet", (3, 4, 6, 3)),
 }
 
 
@@ -148,6 +157,42 @@ def vit_so400m14(num_classes: int | None = None, weights: Any = None, **fields: 
     """
     trunk = {"class_token": False, "pooling": "mean", "gelu": "tanh"}
     return _build("vit_so400m14", num_classes, weights, fields, trunk)
+
+
+def vit_r_ti16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """R+ViT-Ti/16, 6.3 M parameters: the root of a ResNet, then patches of 8 x 8 cells.
+
+    Its patches are 32 x 32 pixels. `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    return _build("vit_r_ti16", num_classes, weights, fields)
+
+
+def vit_r26_s32(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """R26+ViT-S/32, 36.4 M parameters: a ResNet-26, then patches of one cell.
+
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    return _build("vit_r26_s32", num_classes, weights, fields)
+
+
+def vit_r50_b16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """R50+ViT-B/16, 98.7 M parameters: three stages of a ResNet-50, then patches of one cell.
+
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+
+    Example:
+
+    >>> model = keras_vit.vit_r50_b16(num_classes=10, image_size=384)
+    """
+    return _build("vit_r50_b16", num_classes, weights, fields)
+
+
+def vit_r50_l32(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """R50+ViT-L/32, 329 M parameters: a ResNet-50, then patches of one cell.
+
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    return _build("vit_r50_l32", num_classes, weights, fields)
 
 
 def _build(

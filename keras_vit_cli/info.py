@@ -157,6 +157,8 @@ def _architecture(config: "ViTConfig") -> str:
         f"depth {config.depth}, {config.num_heads} heads, MLP {config.mlp_dim}",
         "class token" if config.class_token else "no class token",
     ]
+    if config.stem:
+        parts.insert(1, f"{config.stem} stem {config.stem_depths}")
     if config.num_registers:
         parts.append(f"{config.num_registers} registers")
     if config.layer_scale:

@@ -1,6 +1,7 @@
 """The published sizes: parameter counts from their sources, and tables of every array."""
 
 import json
+import re
 from pathlib import Path
 
 import keras
@@ -28,6 +29,10 @@ PUBLISHED = {
     "vit_g14": (1_012_611_432, 1_011_202_432),
     "vit_gigantic14": (1_844_440_680, 1_842_775_680),
     "vit_so400m14": (412_442_352 + 1_153_000, 412_442_352),
+    "vit_r_ti16": (6_337_704, 6_144_704),
+    "vit_r26_s32": (36_431_912, 36_046_912),
+    "vit_r50_b16": (98_659_112, 97_890_112),
+    "vit_r50_l32": (328_994_856, 327_969_856),
 }
 
 
@@ -40,7 +45,10 @@ def without_memory(variant, **fields):
 
 
 def table(model):
-    """`path: [shape, initializer]` of every array, one block standing for all."""
+    """`path: [shape, initializer]` of every array.
+
+    One block stands for all, and one unit of a stem's stage for all but the first.
+    """
     rows = {}
     for v in model.weights:
         initializer = type(v._initializer).__name__
@@ -49,9 +57,8 @@ def table(model):
             f"{config[k]:.6g}" for k in ("stddev", "minval", "maxval", "value") if k in config
         ]
         row = [list(v.shape), " ".join([initializer, *numbers])]
-        head, _, tail = v.path.partition("/")
-        if head.startswith("encoder_block_"):
-            path = f"encoder_block_*/{tail}"
+        path = re.sub(r"(?<=^encoder_block_)\d+|(?<=_unit_)[1-9]\d*", "*", v.path)
+        if path != v.path:
             assert rows.setdefault(path, row) == row, v.path
         else:
             rows[v.path] = row
@@ -85,8 +92,18 @@ def test_variant_cites_its_source(variant):
     assert getattr(keras_vit, variant).__doc__
 
 
-def test_variant_at_384_has_the_published_parameters():
-    assert without_memory("vit_b16", image_size=384).count_params() == 86_859_496
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        ("vit_b16", 86_859_496),
+        ("vit_r_ti16", 6_355_944),
+        ("vit_r26_s32", 36_468_392),
+        ("vit_r50_b16", 98_950_952),
+        ("vit_r50_l32", 329_092_136),
+    ],
+)
+def test_variant_at_384_has_the_published_parameters(variant, count):
+    assert without_memory(variant, image_size=384).count_params() == count
 
 
 def test_variant_takes_every_field_of_the_config():
@@ -110,6 +127,17 @@ def test_variant_takes_every_field_of_the_config():
 def test_variant_refuses_an_unknown_field():
     with pytest.raises(ValueError, match="did you mean patch_size"):
         keras_vit.vit_b16(patchsize=8)
+
+
+def test_hybrids_have_the_published_grids():
+    """Of R+Ti/16 the root has a stride of 4, and its patches are 8 cells."""
+    found = {name: without_memory(name).config for name in PUBLISHED if name.startswith("vit_r")}
+    assert {name: (c.grid[0], c.patch_kernel[0]) for name, c in found.items()} == {
+        "vit_r_ti16": (7, 8),
+        "vit_r26_s32": (7, 1),
+        "vit_r50_b16": (14, 1),
+        "vit_r50_l32": (7, 1),
+    }
 
 
 def test_so400m14_is_a_trunk_without_class_token():

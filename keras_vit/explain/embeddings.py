@@ -38,6 +38,8 @@ def position_similarity(model: ViT) -> np.ndarray:
 def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
     """The leading principal components of the D filters of the patch projection.
 
+    With a stem, these are the filters of its first convolution, which reads the pixels.
+
     The sign of a component is arbitrary; it is chosen so that the largest number is positive.
 
     Args:
@@ -45,8 +47,8 @@ def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
         count: Number of components; at most min(D - 1, P * P * C) are returned.
 
     Returns:
-        float32 array `(count, P, P, C)`, each component scaled to [0, 1] separately. Three channels
-        are red, green and blue, one is gray.
+        float32 array `(count, P, P, C)`, with a stem `(count, 7, 7, C)`, each component scaled to
+        [0, 1] separately. Three channels are red, green and blue, one is gray.
 
     Reference:
         arXiv 2010.11929, Fig. 7 (left).
@@ -54,7 +56,10 @@ def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
     tokens.check_vit(model)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a positive int. Received: count={count!r}")
-    kernel = tokens.as_numpy(model.get_layer("patches").projection.kernel)  # (P, P, C, D)
+    if model.config.stem:
+        kernel = tokens.as_numpy(model.get_layer("stem").root_conv.standardized_kernel())
+    else:
+        kernel = tokens.as_numpy(model.get_layer("patches").projection.kernel)  # (P, P, C, D)
     filters = kernel.reshape(-1, kernel.shape[-1]).T  # (D, P * P * C)
     most = min(max(len(filters) - 1, 1), filters.shape[1])
     components = _components(filters, min(count, most))  # (count, P * P * C)

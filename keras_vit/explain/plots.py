@@ -252,7 +252,7 @@ def plot_position_similarity(model: ViT) -> "Figure":
 
 
 def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
-    """Plots the filters of the patch projection: the paper's Fig. 7 (left).
+    """Plots the filters of the patch projection, or of a stem: the paper's Fig. 7 (left).
 
     Args:
         model: A `ViT`.
@@ -264,8 +264,9 @@ def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
     """
     filters = embeddings.patch_filters(model, count)  # (count, P, P, C)
     channels = filters.shape[-1]
-    title = f"Leading {len(filters)} components of the patch projection"
-    height, width = model.config.patch_size
+    what = "the stem's first convolution" if model.config.stem else "the patch projection"
+    title = f"Leading {len(filters)} components of {what}"
+    height, width = filters.shape[1:3]
     if channels not in (1, 3):
         filters = np.moveaxis(filters, -1, 2).reshape(len(filters), height, channels * width, 1)
         title += f", {channels} channels side by side"

@@ -69,6 +69,18 @@ def test_patch_filters_are_principal_components(kind, shape):
 
 
 @pytest.mark.backend_free
+def test_patch_filters_of_a_hybrid_are_those_of_its_stem():
+    model = tiny_model("resnet_stem")
+    found = explain.patch_filters(model, 5)
+    assert found.shape == (5, 7, 7, 3)
+    kernel = model.get_layer("stem").root_conv.kernel
+    kernel.assign(7 * kernel)  # the filters are standardized
+    np.testing.assert_allclose(explain.patch_filters(model, 5), found, atol=1e-4)
+    kernel.assign(kernel * np.linspace(-1, 1, 32))
+    assert np.abs(explain.patch_filters(model, 5) - found).max() > 0.1
+
+
+@pytest.mark.backend_free
 def test_patch_filters_are_as_many_as_there_are():
     model, _, _ = case("paper")
     assert explain.patch_filters(model).shape == (19, 8, 8, 3)  # 20 points lie in 19 directions

@@ -28,8 +28,8 @@ BETWEEN = (
     "STRIDED_SLICE SUB TANH TRANSPOSE"
 ).split()
 """Operators between the products, which `quantize_file` leaves alone although int8 has them."""
-ENDS = ("patches", "head")
-"""Layers whose activations are not calibrated: the first reads pixels, the last writes logits."""
+ENDS = ("stem/root_conv", "patches", "head")
+"""Layers whose activations are not calibrated: the first read pixels, the last writes logits."""
 
 Ranges = Mapping[str, tuple[float, float]]
 """The smallest and the largest value of each activation, by the name of its tensor."""
@@ -68,9 +68,9 @@ def quantize_file(
     | "dynamic" | int8, a scale for each output | int8, scaled anew at each call |
     | "int8" | int8, a scale for each output | int8 in ranges seen on `calibration` |
 
-    In "int8" the patch projection and the head are treated as in "dynamic", because logits in 256
-    steps would tie, and so are layers whose bias does not fit. Everything else is float32 in all
-    modes.
+    In "int8" the patch projection, a stem's root and the head are treated as in "dynamic", because
+    logits in 256 steps would tie, and so are layers whose bias does not fit. Everything else is
+    float32 in all modes.
 
     Args:
         content: The file, as `to_float32_tflite` makes it.
@@ -105,7 +105,8 @@ def layer_names(content: bytes) -> tuple[str, ...]:
 
 def mode_of(layer: str, mode: str) -> str:
     """How `quantize_file` treats a layer in a mode."""
-    return "dynamic" if mode == "int8" and layer.split("/")[0] in ENDS else mode
+    at_end = any(f"{layer}/".startswith(f"{end}/") for end in ENDS)
+    return "dynamic" if mode == "int8" and at_end else mode
 
 
 def calibration_images(images: Any, config: ViTConfig, takes: str) -> np.ndarray:

@@ -45,6 +45,7 @@ _RULES = {
     _BLOCK + "mlp/gate/lora_kernel_b": ((None, MODEL), _HIDDEN),
     _BLOCK + "mlp/dense_2/kernel": ((MODEL, None), _HIDDEN),  # (M, D)
     _BLOCK + "mlp/dense_2/lora_kernel_a": ((MODEL, None), _HIDDEN),
+    "(?:.*/)?stem/.*conv(?:_[123])?/kernel": ((None, None, None, MODEL), "stem_width"),
     "(?:.*/)?patches/projection/kernel": ((None, None, None, MODEL), "width"),  # (p, p, C, D)
     "(?:.*/)?position_embedding/table": ((None, MODEL), "width"),  # (T, D)
     "(?:.*/)?pre_logits/kernel": ((None, MODEL), _UNITS),  # (D, R)
@@ -130,6 +131,8 @@ def check_layouts(
 def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     """Patterns of `layout_map` that must fit a weight of a model with this config."""
     absent = ["lora_kernel"]  # adapters are optional
+    if not config.stem:
+        absent.append("stem/")
     if not config.qkv_bias:
         absent.append("value)/bias")
     if config.mlp != "swiglu":

@@ -48,7 +48,7 @@ def draw(model: keras_vit.ViT, examples: Iterable[Any], folder: str | Path) -> l
             lambda: explain.plot_attention_distance(model, pictures),
         ),
         "filters": (
-            "What the patches are projected on: the leading components",
+            "What the pixels are projected on: the leading components",
             lambda: explain.plot_patch_filters(model),
         ),
     }

@@ -86,7 +86,8 @@ def test_file_of_another_model_is_not_the_model():
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes"), [("paper", {}), ("patch_norm", {"pooling": "mean_all"})]
+    ("kind", "changes"),
+    [("paper", {}), ("patch_norm", {"pooling": "mean_all"}), ("resnet_stem", {})],
 )
 def test_file_without_a_batch_size_takes_any(kind, changes):
     model = tiny_model(kind, **changes)
@@ -96,7 +97,7 @@ def test_file_without_a_batch_size_takes_any(kind, changes):
         assert error(answer(content, x), run(model, x)) < FLOAT32
 
 
-@pytest.mark.parametrize("kind", ["paper", "patch_norm"])
+@pytest.mark.parametrize("kind", ["paper", "patch_norm", "resnet_stem"])
 def test_file_takes_pixels(kind):
     config = {"pixel_mean": (0.1, 0.4, 0.2), "pixel_std": (0.3, 0.2, 0.1)}
     model = tiny_model(kind, **config)

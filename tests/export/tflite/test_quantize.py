@@ -105,6 +105,23 @@ def test_modes_give_the_model_and_smaller_files(model, content):
     assert sizes[2] < sizes[1] < sizes[0] and sizes[3] < sizes[0]
 
 
+def test_quantized_convolutions_of_a_stem_are_near_the_model():
+    model = tiny_model("resnet_stem", seed=3)
+    content, wanted = converted(model), run(model, CALIBRATION)
+    assert error(content, wanted) < 1e-5
+    convolutions = {name for name in kernels(content) if name.startswith("stem/")}
+    assert len(convolutions) == 1 + 4 + 3 + 4
+    for mode, bound, size in (("float16", 2e-3, 0.6), ("dynamic", 0.05, 0.4), ("int8", 0.08, 0.5)):
+        calibration = CALIBRATION if mode == "int8" else None
+        found = quantize.quantize_file(content, mode, calibration=calibration)
+        assert 1e-5 < error(found, wanted) < bound
+        assert len(found) < size * len(content)
+        if mode == "int8":  # the root reads pixels
+            assert "CONV_2D" in kinds_by_type(found)
+            assert quantize.mode_of("stem/root_conv", mode) == "dynamic"
+            assert quantize.mode_of("stem/stage_0_unit_0/conv_1", mode) == "int8"
+
+
 def test_kernels_are_what_the_mode_says(content):
     shapes = {name: tensor.shape for name, (tensor, _) in kernels(content).items()}
     assert set(shapes) == {"patches/projection", "head", *LAYERS}

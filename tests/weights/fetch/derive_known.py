@@ -27,7 +27,7 @@ EXPRESSIBLE = {
     **{"patch_size": None, "embed_dim": None, "depth": None, "num_heads": None, "mlp_ratio": None},
     **{"qkv_bias": None, "qk_norm": None, "init_values": None, "class_token": None},
     **{"no_embed_class": None, "reg_tokens": None, "final_norm": None, "fc_norm": None},
-    **{"img_size": None, "dynamic_img_size": None},
+    **{"img_size": None, "dynamic_img_size": None, "stem_depths": None},
     **{"global_pool": ("token", "avg"), "act_layer": ("gelu_tanh",)},
 }
 
@@ -70,7 +70,9 @@ def from_timm() -> list[Known]:
     """timm's checkpoints whose model a ViTConfig can express, and Google's files of the same."""
     rows = []
     for module, creator in (("vision_transformer", "_create_vision_transformer"),
-                            ("deit", "_create_deit")):  # fmt: skip
+                            ("deit", "_create_deit"),
+                            ("vision_transformer_hybrid",
+                             "_create_vision_transformer_hybrid")):  # fmt: skip
         timm = import_module(f"timm.models.{module}")
         for arch, configs in timm.default_cfgs.items():
             arguments = model_arguments(timm, creator, arch)
@@ -179,7 +181,18 @@ def model_arguments(timm, creator: str, arch: str) -> dict:
         getattr(timm, arch)()
     finally:
         setattr(timm, creator, real)
-    return seen
+    return with_stem(seen) if "backbone" in seen else seen
+
+
+def with_stem(arguments: dict) -> dict:
+    """A hybrid's arguments, the ResNet as the depths of its stages and patches in pixels."""
+    backbone = arguments["backbone"]
+    if type(backbone).__name__ not in ("ResNetV2", "Sequential"):
+        return arguments
+    depths = tuple(len(stage.blocks) for stage in getattr(backbone, "stages", ()))
+    stride = 4 * 2 ** max(len(depths) - 1, 0)
+    rest = {name: value for name, value in arguments.items() if name != "backbone"}
+    return rest | {"stem_depths": depths, "patch_size": stride * arguments.get("patch_size", 1)}
 
 
 def expressible(arch: str, arguments: dict) -> bool:
@@ -197,20 +210,23 @@ def variant_of(arch: str, arguments: dict) -> str:
     patch, width = arguments["patch_size"], arguments["embed_dim"]
     mlp_dim = int(width * arguments.get("mlp_ratio", 4))
     size = (patch, width, arguments["depth"], arguments["num_heads"], mlp_dim)
+    stem = ("resnet", arguments["stem_depths"]) if "stem_depths" in arguments else (None, ())
     for name, published in SIZES.items():
-        if tuple(published)[:5] == size:
+        if (*published[:5], published.stem, published.stem_depths) == (*size, *stem):
             return name
     word = re.match(r"(?:vit|deit3?|eva|flexivit)_([a-z0-9]+)", arch)
     return f"vit_{WORDS.get(word[1], word[1])}{patch}" if word else arch
 
 
 def label_of(arch: str, tag: str, variant: str) -> str:
-    """The family, traits and tag in timm's name, without size, patch and pixels."""
+    """The family, traits and tag in timm's name, without size, patch, stem and pixels."""
     family, _, rest = arch.partition("_")
     words = [
         word
         for word in rest.split("_")
-        if word not in WORDS and word not in variant and not re.fullmatch(r"patch\d+|\d{3}", word)
+        if word not in WORDS
+        and word not in variant
+        and not re.fullmatch(r"patch\d+|[rsp]\d+|\d{3}", word)
     ]
     return "_".join([family] * (family not in variant) + words + [tag])
 

@@ -37,6 +37,8 @@ def test_known_rows_as_timm_states_them(timm):
     assert (row.image_size, row.num_classes) == (224, 21843)
     assert known.KNOWN["vit_b16.google_augreg_in21k"].source == config.url
     assert known.KNOWN["vit_l14.reg4_dinov2_lvd142m_518"].variant == "vit_l14"
+    assert known.KNOWN["vit_r_ti16.google_augreg_in21k_ft_in1k_384"].source.endswith("res_384.npz")
+    assert known.find("vit_base_r50_s16_384.orig_in21k_ft_in1k").variant == "vit_r50_b16"
     assert known.KNOWN["vit_b16.mae"].license == "cc-by-nc-4.0"
 
 
