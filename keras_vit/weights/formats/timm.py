@@ -90,6 +90,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     if relative:
         assumed -= {"position_embedding"}
         stated.pop("position_embedding", None)
+        _check_size_is_known(header, stated, rows or "image_size" in relative)
     elif not rows:
         _check_no_positions(header, stated)
     shown = relative.pop("image_size", None)  # by a table of offsets
@@ -167,6 +168,14 @@ def _check_no_positions(header: Header, stated: Mapping[str, Any]) -> None:
             "source must hold a position table, or position_embedding='none' must be passed: a "
             "model without one may have rotary positions (RoPE), which ViT does not have. "
             "Received: no array 'pos_embed'"
+        )
+
+
+def _check_size_is_known(header: Header, stated: Mapping[str, Any], shown: Any) -> None:
+    if not (shown or stated.get("image_size") or header.given.get("image_size")):
+        raise ValueError(
+            "image_size must be passed: an MLP of relative positions fits any size. "
+            "Received: no table of positions, and no image_size"
         )
 
 

@@ -51,7 +51,7 @@ def test_full_size_architectures_are_read_rightly():
         block, config = module.blocks[0], plan.target
         expected = {
             "num_heads": block.attn.num_heads,
-            "key_dim": block.attn.head_dim,
+            "key_dim": block.attn.proj.in_features // block.attn.num_heads,
             "norm_epsilon": block.norm1.eps,
             "gelu": derive_architectures.GELUS[type(block.mlp.act).__name__],
             "depth": len(module.blocks),
