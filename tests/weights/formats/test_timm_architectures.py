@@ -45,7 +45,8 @@ def test_full_size_architectures_are_read_rightly():
         if hasattr(module, "dist_token"):
             continue
         shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-        stated = {"architecture": name}
+        size = {"input_size": list(module.default_cfg["input_size"])}
+        stated = {"architecture": name, "pretrained_cfg": size}
         format = recognize(shapes, stated)
         plan = make_plan(*format, shapes, {}, config=stated, pixels={}, stated={})
         block, config = module.blocks[0], plan.target
