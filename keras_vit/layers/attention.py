@@ -234,17 +234,22 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
                 return_attention_scores=return_attention_scores,
                 **kwargs,
             )
-        scale = self.key_dim**-0.5
         bias = None
         if self.relative is not None:
-            bias = self._bias(ops.multiply(query, scale), key, attention_mask, **kwargs)
+            q = ops.multiply(query, self.key_dim**-0.5)
+            bias = self._bias(q, key, attention_mask, **kwargs)
         # The kernels add the bias in the dtype of the query.
         exact = bias is None or bias.dtype == query.dtype
         if self._has_kernel(query.dtype) and exact and not (dropped or return_attention_scores):
             return ops.dot_product_attention(
-                query, key, value, bias, scale=scale, flash_attention=self._flash_attention
+                query,
+                key,
+                value,
+                bias,
+                scale=self.key_dim**-0.5,
+                flash_attention=self._flash_attention,
             ), None
-        q = ops.transpose(ops.multiply(query, scale), (0, 2, 1, 3))  # (B, h, T, d)
+        q = ops.transpose(ops.multiply(query, self.key_dim**-0.5), (0, 2, 1, 3))  # (B, h, T, d)
         k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
         v = ops.transpose(value, (0, 2, 1, 3))  # (B, h, T, d)
         scores = ops.matmul(q, k)  # (B, h, T, T)

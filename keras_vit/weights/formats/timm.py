@@ -108,6 +108,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     if relative:
         assumed -= {"position_embedding"}
         stated.pop("position_embedding", None)
+        _check_size_is_known(header, stated, rows or "image_size" in relative)
     elif FREQUENCIES in header.shapes:
         positions = "learned+rope_mixed" if rows else "rope_mixed"
         stated.setdefault("rope_coordinates", "index")
@@ -240,6 +241,14 @@ def _check_rotary(header: Header) -> None:
             "position_embedding must be passed: EVA-02, whose arrays these may be, has rotary "
             f"positions, 'learned+rope', beside its table. Pass {', '.join(ROPE)} too. "
             "Received: position_embedding=None"
+        )
+
+
+def _check_size_is_known(header: Header, stated: Mapping[str, Any], shown: Any) -> None:
+    if not (shown or stated.get("image_size") or header.given.get("image_size")):
+        raise ValueError(
+            "image_size must be passed: an MLP of relative positions fits any size. "
+            "Received: no table of positions, and no image_size"
         )
 
 

@@ -153,12 +153,21 @@ def test_relpos_resolution_equals_timm(tmp_path, kind, size):
 
 
 @pytest.mark.backend_free
+def test_relpos_file_alone_does_not_show_its_size(tmp_path):
+    source = relpos()
+    path = bare(tmp_path, sources.state(source))
+    with pytest.raises(ValueError, match="image_size must be passed.*Received"):
+        inspect(path, num_heads=5)
+    assert_same_logits(path, source, num_heads=5, image_size=24)
+
+
+@pytest.mark.backend_free
 def test_relpos_with_norms_after_the_branches_is_not_taken_for_a_plain_block(tmp_path):
     from timm.models.vision_transformer_relpos import ResPostRelPosBlock
 
     source = relpos(block_fn=ResPostRelPosBlock)  # with query, key and value biases
     with pytest.raises(ValueError, match="pass block_norm='pre'"):
-        keras_vit.from_pretrained(bare(tmp_path, sources.state(source)), num_heads=5)
+        keras_vit.from_pretrained(bare(tmp_path, sources.state(source)), num_heads=5, image_size=24)
     arguments = {"architecture": "vit_relpos_medium_patch16_rpn_224", "arguments": {}}
     with pytest.raises(ValueError, match="LayerNorm after each branch"):
         keras_vit.from_pretrained(timm_folder(tmp_path, source, **arguments))
@@ -169,7 +178,8 @@ def test_relpos_of_swin_v2_is_refused(tmp_path):
     """Its MLP has no last bias, and a sigmoid follows it."""
     source = relpos(rel_pos_type="mlp_swin")
     with pytest.raises(ValueError, match=r"missing: 'blocks\.0\.attn\.rel_pos\.mlp\.fc2\.bias'"):
-        keras_vit.from_pretrained(bare(tmp_path, sources.state(source)), num_heads=5)
+        path = bare(tmp_path, sources.state(source))
+        keras_vit.from_pretrained(path, num_heads=5, image_size=24)
 
 
 @pytest.mark.parametrize("kind", TABLES)

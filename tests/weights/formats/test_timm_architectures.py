@@ -45,13 +45,14 @@ def test_full_size_architectures_are_read_rightly():
         if hasattr(module, "dist_token"):
             continue
         shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-        stated = {"architecture": name}
+        size = {"input_size": list(module.default_cfg["input_size"])}
+        stated = {"architecture": name, "pretrained_cfg": size}
         format = recognize(shapes, stated)
         plan = make_plan(*format, shapes, {}, config=stated, pixels={}, stated={})
         block, config = module.blocks[0], plan.target
         expected = {
             "num_heads": block.attn.num_heads,
-            "key_dim": block.attn.head_dim,
+            "key_dim": block.attn.proj.in_features // block.attn.num_heads,
             "norm_epsilon": block.norm1.eps,
             "block_norm": derive_architectures.BLOCKS[type(block).__name__],
             "gelu": derive_architectures.GELUS.get(type(block.mlp.act).__name__, "exact"),

@@ -74,11 +74,14 @@ def answer(module, batch):
     import torch
 
     pixels = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
-    trunk = next((getattr(module, n) for n in ("vit", "deit") if hasattr(module, n)), module)
+    trunks = ("vit", "deit", "beit")
+    trunk = next((getattr(module, n) for n in trunks if hasattr(module, n)), module)
     masked = "MaskedImageModeling" in type(module).__name__ or "MAE" in type(module).__name__
     given = {}
     if "MAE" in type(module).__name__:  # its own order of patches, none of them masked
         given["noise"] = torch.arange(9.0).repeat(len(batch), 1)
+    if type(module).__name__ == "BeitBackbone":
+        return trunk(pixels).last_hidden_state[:, 0].detach().numpy()
     if "Backbone" in type(module).__name__:
         out = module.embeddings(pixels)
         out = module.encoder(out).last_hidden_state
@@ -87,6 +90,8 @@ def answer(module, batch):
         out = (trunk if masked else module)(pixels, **given)
     if "logits" in out:
         return out["logits"].numpy()
+    if type(module).__name__ == "BeitForMaskedImageModeling":
+        return module.layernorm(out["last_hidden_state"])[:, 0].detach().numpy()
     pooled = out.get("pooler_output")
     return (out["last_hidden_state"][:, 0] if pooled is None else pooled).numpy()
 
