@@ -382,8 +382,7 @@ def test_timm_other_architectures_are_named(tmp_path, fields, message):
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("vit_base_patch16_rope_ape_224", "rotary positions"),
-        ("vit_base_patch16_dinov3.lvd1689m", "rotary positions"),
+        ("vit_base_patch16_sapiens2", "another normalization"),
         ("vit_base_patch16_of_tomorrow", "architecture in config.json must be one of timm's"),
     ],
 )
