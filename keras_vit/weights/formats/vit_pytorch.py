@@ -39,7 +39,7 @@ def read_vit_pytorch(header: Header) -> Reading:
     patch_norm = f"{EMBEDDING}.3.weight" in header.shapes
     projection = f"{EMBEDDING}.{2 if patch_norm else 1}"
     width, pixels = header.shape(f"{projection}.weight", 2)
-    patch = _patch(pixels, given)
+    patch = patch_of(pixels, given)
     channels = pixels // math.prod(patch)
     table = header.shapes.get("pos_embedding", ())
     token = bool(header.size("cls_token", -2, 0))
@@ -88,7 +88,8 @@ def _heads(inner: int) -> int:
     return inner // 64
 
 
-def _patch(pixels: int, given: Any) -> tuple[int, int]:
+def patch_of(pixels: int, given: Any) -> tuple[int, int]:
+    """Height and width of a patch of so many numbers: as passed, or a square of three channels."""
     patch = given.get("patch_size")
     if patch is not None:
         return (patch, patch) if isinstance(patch, int) else tuple(patch)

@@ -20,8 +20,14 @@ MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybr
 ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
 COLUMNS = (
     *("architecture", "num_heads", "block_norm", "gelu", "norm_epsilon", "pooling"),
-    *("interpolation", "position_embedding", *ROPE, "unlike"),
+    *("interpolation", "keeps_aspect", "position_embedding", *ROPE, "unlike"),
 )
+NAFLEX_RULES = {  # mode, antialias, align_corners
+    ("bicubic", True, False): "timm",
+    ("bilinear", True, False): "flexivit",
+    ("bilinear", False, False): "timm_npz",
+    ("bilinear", False, True): "google",
+}
 BLOCKS = {
     "Block": "pre",
     "EvaBlock": "pre",
@@ -67,7 +73,9 @@ def derive(name: str, file: str) -> dict:
     if pooling == "mean" and getattr(module, "pool_include_prefix", False):
         pooling = "mean_all"
     interpolation = {}  # of position tables and patch kernels, as its loader passes it on
-    if name.startswith("flexivit") or "radio" in name:
+    if file == "naflexvit":
+        interpolation = naflex_table(module.embeds)
+    elif name.startswith("flexivit") or "radio" in name:
         from timm.models.vision_transformer import _RADIO_ALIGN_CORNERS
 
         corners = any(part in name for part in _RADIO_ALIGN_CORNERS)
@@ -82,6 +90,16 @@ def derive(name: str, file: str) -> dict:
         "pooling": pooling,
         **rotary(module),
     }
+
+
+def naflex_table(embeds) -> dict:
+    """How a position table is resampled for an image."""
+    aspect = {"keeps_aspect": True} if embeds.pos_embed_ar_preserving else {}
+    if embeds.pos_embed_type == "factorized":
+        return aspect | {"interpolation": "timm_npz"}
+    antialias, corners = embeds.pos_embed_antialias, embeds.pos_embed_align_corners
+    rule = (embeds.pos_embed_interp_mode, antialias, corners)
+    return aspect | {"interpolation": NAFLEX_RULES[rule]}
 
 
 def rotary(module) -> dict:
@@ -107,8 +125,6 @@ def unlike(module, file: str) -> str:
     """Why a `ViT` cannot compute the same; "" for a plain ViT."""
     if file == "vision_transformer_hybrid" and not has_resnet_stem(module):
         return "a convolutional stem"
-    if file == "naflexvit":
-        return "images of any size in one batch (NaFlex)"
     rope = getattr(module, "rope", None)
     if rope is not None and type(rope).__name__ not in ROTARY:
         return f"other rotary positions ({type(rope).__name__})"
@@ -116,9 +132,10 @@ def unlike(module, file: str) -> str:
     if type(block).__name__ not in BLOCKS:
         return f"blocks of another kind ({type(block).__name__})"
     mlps = ("GluMlp", "SwiGLU") if _is_swiglu(block.mlp) else ("Mlp",)
+    embeddings = ("PatchEmbed", "HybridEmbed", "NaFlexEmbeds")
     attentions = ("Attention", "EvaAttention", "AttentionRope", "RelPosAttention")
     for what, part, known in (
-        ("another patch embedding", module.patch_embed, ("PatchEmbed", "HybridEmbed")),
+        ("another patch embedding", _embedding(module), embeddings),
         ("another normalization", block.norm1, ("LayerNorm",)),
         ("another attention", block.attn, attentions),
         ("another MLP", block.mlp, mlps),
@@ -132,6 +149,10 @@ def unlike(module, file: str) -> str:
     if getattr(block, "gamma_1", None) is not None and block.gamma_2 is None:
         return "LayerScale on attention alone"
     return ""
+
+
+def _embedding(module):
+    return module.embeds if hasattr(module, "embeds") else module.patch_embed
 
 
 def _is_swiglu(mlp) -> bool:
