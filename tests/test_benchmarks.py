@@ -8,7 +8,7 @@ import keras
 import pytest
 from rich.console import Console
 
-from benchmarks import contenders, flops, table, worker
+from benchmarks import choosing, contenders, flops, table, worker
 from keras_vit import ViTConfig
 
 TINY = ViTConfig(
@@ -175,6 +175,26 @@ def test_contenders_are_one_model():
     assert len(set(counts.values())) == 1
     deeper = measure("train", ("timm",), TINY.replace(depth=2))["contenders"]["timm"]
     assert deeper["parameters"] not in counts.values()
+
+
+@pytest.mark.backend_free
+def test_table_of_choosing_has_a_row_for_each_size():
+    speeds = {
+        "vit_ti16": dict(zip(choosing.FILES, (97.24, 131.9, 1893.2), strict=True)),
+        "vit_s16": dict(zip(choosing.FILES, (40.0, 70.55, 107.2), strict=True)),
+    }
+    lines = choosing.table(speeds).splitlines()
+    assert lines[0] == "|  | SavedModel, float32 | SavedModel, bfloat16 | TFLite, dynamic |"
+    assert lines[2:] == ["| `vit_ti16` | 97.2 | 132 | 1890 |", "| `vit_s16` | 40 | 70.5 | 107 |"]
+
+
+@pytest.mark.slow
+@pytest.mark.only_on("tensorflow")
+@pytest.mark.parametrize("file", choosing.FILES)
+def test_choosing_measures_each_file(file, tmp_path):
+    job = {"file": file, "batch": 2, "threads": 1, "rounds": 5, "budget": 0}
+    measure = choosing.measure_tflite if file == choosing.TFLITE else choosing.measure_saved_model
+    assert measure(TINY, tmp_path, job) > 0
 
 
 def test_parent_names_contenders_without_a_backend():
