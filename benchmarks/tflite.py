@@ -112,7 +112,7 @@ def convert(variant, kinds, folder):
     config = variant_config(variant)
     files = [
         {"kind": kind, "of": OURS, "path": path}
-        for kind, path in _ours(config, kinds, folder).items()
+        for kind, path in ours(config, kinds, folder).items()
     ]
     keras.backend.clear_session()
     files += [
@@ -122,7 +122,7 @@ def convert(variant, kinds, folder):
     return sorted(files, key=lambda file: KINDS.index(file["kind"]))
 
 
-def _ours(config, kinds, folder):
+def ours(config, kinds, folder):
     import keras_vit
     from benchmarks.serving import _filled
     from keras_vit.export.verify import generated_images

@@ -3,11 +3,12 @@
 import subprocess
 import sys
 
+import conformance
 import keras
 import pytest
 from rich.console import Console
 
-from benchmarks import contenders, flops, table, worker
+from benchmarks import choosing, contenders, flops, table, worker
 from keras_vit import ViTConfig
 
 TINY = ViTConfig(
@@ -49,6 +50,57 @@ def test_flops_match_count_by_hand():
 def test_flops_of_vit_b16_are_the_known_ones():
     assert round(flops.forward(worker.variant_config("vit_b16")) / 1e9, 1) == 35.1
     assert round(flops.forward(worker.variant_config("vit_b32")) / 1e9, 1) == 8.8
+
+
+# timm's results/benchmark-infer-amp-nchw-pt291-cu128-4090.csv, infer_gmacs, at 224 px and 384 px.
+PUBLISHED = {
+    ("vit_ti16", 224): 1.26,
+    ("vit_s16", 224): 4.61,
+    ("vit_b32", 224): 4.41,
+    ("vit_b16", 224): 17.58,
+    ("vit_b16", 384): 55.54,
+    ("vit_l16", 224): 61.6,
+    ("vit_h14", 224): 167.4,
+}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(("variant", "size"), PUBLISHED)
+def test_multiply_adds_are_those_that_timm_publishes(variant, size):
+    # timm counts norms too: up to half a percent.
+    config, _ = flops.described(variant, image_size=size)
+    published = PUBLISHED[variant, size]
+    assert 0.994 < flops.multiply_adds(config) / 1e9 / published < 1.001
+
+
+@pytest.mark.only_on("torch")
+@pytest.mark.parametrize("kind", conformance.KINDS)
+def test_flops_are_those_that_torch_counts(kind):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = conformance.KINDS[kind]
+    model = conformance.tiny_model(kind)
+    # The counter does not know the fused attention of CPUs.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(conformance.images(config, 1), training=False)
+    assert flops.forward(config) == counter.get_total_flops()
+
+
+def test_flops_prints_published_sizes(capsys, monkeypatch):
+    command = ["flops", "vit_b16", "vit_so400m14", "--image-size", "224", "448"]
+    monkeypatch.setattr("sys.argv", command)
+    flops.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1] == ["vit_b16", "224", "197", "86.57", "17.56", "35.1"]
+    assert [row[:3] for row in rows[2:]] == [
+        ["vit_b16", "448", "785"],
+        ["vit_so400m14", "224", "256"],
+        ["vit_so400m14", "448", "1024"],
+    ]
+    monkeypatch.setattr("sys.argv", ["flops", "vit_b17"])
+    with pytest.raises(SystemExit, match="variants must be published sizes"):
+        flops.main()
 
 
 def test_measure_times_contenders_in_turns(monkeypatch):
@@ -123,6 +175,26 @@ def test_contenders_are_one_model():
     assert len(set(counts.values())) == 1
     deeper = measure("train", ("timm",), TINY.replace(depth=2))["contenders"]["timm"]
     assert deeper["parameters"] not in counts.values()
+
+
+@pytest.mark.backend_free
+def test_table_of_choosing_has_a_row_for_each_size():
+    speeds = {
+        "vit_ti16": dict(zip(choosing.FILES, (97.24, 131.9, 1893.2), strict=True)),
+        "vit_s16": dict(zip(choosing.FILES, (40.0, 70.55, 107.2), strict=True)),
+    }
+    lines = choosing.table(speeds).splitlines()
+    assert lines[0] == "|  | SavedModel, float32 | SavedModel, bfloat16 | TFLite, dynamic |"
+    assert lines[2:] == ["| `vit_ti16` | 97.2 | 132 | 1890 |", "| `vit_s16` | 40 | 70.5 | 107 |"]
+
+
+@pytest.mark.slow
+@pytest.mark.only_on("tensorflow")
+@pytest.mark.parametrize("file", choosing.FILES)
+def test_choosing_measures_each_file(file, tmp_path):
+    job = {"file": file, "batch": 2, "threads": 1, "rounds": 5, "budget": 0}
+    measure = choosing.measure_tflite if file == choosing.TFLITE else choosing.measure_saved_model
+    assert measure(TINY, tmp_path, job) > 0
 
 
 def test_parent_names_contenders_without_a_backend():

@@ -1,0 +1,106 @@
+"""`python -m benchmarks.choosing`: images a second of our exports, for docs/choosing.md.
+
+Each size and kind of file is exported and timed in a process of its own: SavedModels as in
+`benchmarks.serving`, TFLite files as in `benchmarks.tflite`.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from benchmarks import machine
+
+RESULTS = machine.ROOT / "benchmarks" / "results" / "choosing.json"
+VARIANTS = ("vit_ti16", "vit_s16", "vit_b16")
+SAVED_MODELS = {"SavedModel, float32": "float32", "SavedModel, bfloat16": "bfloat16"}
+TFLITE = "TFLite, dynamic"
+FILES = (*SAVED_MODELS, TFLITE)
+LIMIT = 3600  # seconds until a child counts as hung
+
+
+def main():
+    options = _options()
+    if options.child:
+        return _child(json.loads(options.child))
+    record = {"machine": machine.describe(), "batch": options.batch, "speeds": {}}
+    if record["machine"]["load_before"] > 0.5:
+        machine.say("The machine is busy: expect noise.")
+    job = {"batch": options.batch, "threads": options.threads}
+    job |= {"rounds": options.rounds, "budget": options.budget}
+    for variant in options.variants:
+        speeds = record["speeds"][variant] = {}
+        for file in FILES:
+            machine.say(f"{variant}: {file}")
+            speeds[file] = _run({"variant": variant, "file": file, **job})
+            machine.write(options.json, record)
+    print(table(record["speeds"]))
+    print(machine.line(record["machine"]))
+
+
+def _options():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.choosing", description=__doc__)
+    parser.add_argument("--variants", nargs="+", default=VARIANTS)
+    parser.add_argument("--batch", type=int, default=8, help="images a request of a SavedModel")
+    parser.add_argument("--threads", type=int, default=2, help="threads of LiteRT")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds at most")
+    parser.add_argument("--budget", type=float, default=15, help="seconds of rounds a file")
+    parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def table(speeds):
+    """The rows of the page: images a second of each size and file."""
+    rows = [f"| {' | '.join(('', *FILES))} |", "|---" * (1 + len(FILES)) + "|"]
+    for variant, measured in speeds.items():
+        cells = (f"{float(f'{measured[file]:.3g}'):g}" for file in FILES)
+        rows.append(f"| {' | '.join((f'`{variant}`', *cells))} |")
+    return "\n".join(rows)
+
+
+def _run(job):
+    """What a child answers: images a second in the best round."""
+    command = [sys.executable, "-m", "benchmarks.choosing", "--child", json.dumps(job)]
+    where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow")}
+    child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
+    return json.loads(child.stdout)
+
+
+def _child(job):
+    from benchmarks.worker import variant_config
+
+    result = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr
+    with result, tempfile.TemporaryDirectory() as folder:
+        config, folder = variant_config(job["variant"]), pathlib.Path(folder)
+        measure = measure_tflite if job["file"] == TFLITE else measure_saved_model
+        json.dump(measure(config, folder, job), result)
+
+
+def measure_saved_model(config, folder, job):
+    """Images a second of a SavedModel, `batch` images at a time."""
+    from benchmarks import serving
+
+    dtype = SAVED_MODELS[job["file"]]
+    sides = serving.export_all(config, dtype, folder, sides=("fused",))
+    rounds = job["rounds"], job["budget"]
+    measured = serving.measure(sides, config, dtype, job["batch"], *rounds)
+    return measured["sides"]["fused"]["images_per_second"]
+
+
+def measure_tflite(config, folder, job):
+    """Images a second of a dynamic TFLite file, one image at a time."""
+    from benchmarks import tflite
+
+    (path,) = tflite.ours(config, ("dynamic",), folder).values()
+    files = [{"kind": "dynamic", "of": tflite.OURS, "path": path}]
+    (row,) = tflite.measure(files, job["threads"], job["rounds"], job["budget"])
+    return 1000 / row["ms"]
+
+
+if __name__ == "__main__":
+    main()
