@@ -12,6 +12,7 @@ from keras_vit.layers.patch_grid import PatchGrid
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
+from keras_vit.layers.rms_norm import RMSNormalization
 
 __all__ = [
     "MLP",
@@ -26,4 +27,5 @@ __all__ = [
     "Patches",
     "Pooling",
     "PositionEmbedding",
+    "RMSNormalization",
 ]

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.composite import Composite
-from keras_vit.layers.layer_norm import LayerNormalization
+from keras_vit.layers.rms_norm import norm_class
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -36,7 +36,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         key_dim: d.
         qk_norm: Whether to normalize queries and keys.
         inner_norm: Whether to normalize the concatenated heads.
-        norm_epsilon: Epsilon of these LayerNorms.
+        norm_epsilon: Epsilon of these norms.
+        norm_kind: "layer" (LayerNorm) or "rms" (RMSNorm).
         output_bias: Whether the output projection has a bias; None means `use_bias`.
         key_bias: Whether the key projection has a bias too, where `use_bias` is True.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
@@ -64,6 +65,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm=False,
         inner_norm=False,
         norm_epsilon=1e-6,
+        norm_kind="layer",
         output_bias=None,
         key_bias=True,
         **kwargs,
@@ -74,6 +76,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         self.qk_norm = qk_norm
         self.inner_norm = inner_norm
         self.norm_epsilon = norm_epsilon
+        self.norm_kind = norm_kind
         if qk_norm:
             self.query_norm = self._norm("query_norm")
             self.key_norm = self._norm("key_norm")
@@ -81,7 +84,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             self.heads_norm = self._norm("inner_norm")
 
     def _norm(self, name):
-        return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        cls = norm_class(self.norm_kind)
+        return cls(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
 
     def build(self, query_shape, value_shape, key_shape=None):
         super().build(query_shape, value_shape, key_shape)
@@ -228,6 +232,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             "qk_norm": self.qk_norm,
             "inner_norm": self.inner_norm,
             "norm_epsilon": self.norm_epsilon,
+            "norm_kind": self.norm_kind,
             "output_bias": self.output_bias,
             "key_bias": self.key_bias,
         }

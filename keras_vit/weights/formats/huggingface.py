@@ -1,4 +1,4 @@
-"""Checkpoints of transformers' ViT, DeiT, ViT-MAE and DINOv2.
+"""Checkpoints of transformers' ViT, DeiT, ViT-MAE, DINOv2 and I-JEPA.
 
 LayerNorm's epsilon is 1e-12 for all but DINOv2, and GELU is exact; `config.json` states both. Files
 have the names of transformers 4, which version 5 still writes. Its names in memory are read too.
@@ -76,7 +76,8 @@ def read_huggingface(header: Header) -> Reading:
     registers = "distillation_token" if distilled else "register_tokens"
     count = header.size(f"embeddings.{registers}", 1, 0)
     rows = header.shape("embeddings.position_embeddings", 3)[1]
-    prefix = 2 if distilled else 1
+    token = "embeddings.cls_token" in header.shapes
+    prefix = 2 if distilled else int(token)
     size, _ = header.table_size(rows, [prefix], (ph, pw), stated.pop("image_size", None))
     block = f"{names['layers']}.0"
     query = _qkv(names, "query")
@@ -102,6 +103,8 @@ def read_huggingface(header: Header) -> Reading:
         "qkv_bias": f"{block}.{query}.bias" in header.shapes,
         "layer_scale": stated.pop("layer_scale", 1.0) if scaled else None,
         "num_registers": count,
+        "class_token": token,
+        "pooling": "token" if token else "mean",
         # ViTModel ends in its pooler. A classifier reads the class token before it.
         "representation_size": pooler if used else None,
         "num_classes": head[0] if head else 0,
@@ -145,7 +148,8 @@ def huggingface_rows(
     embeddings = f"{prefix}embeddings"
     table = f"{embeddings}.position_embeddings"
     yield from linear(f"{embeddings}.patch_embeddings.projection", "patches/projection", CONV)
-    yield Pair(f"{embeddings}.cls_token", ("class_token/tokens",))
+    if config.class_token:
+        yield Pair(f"{embeddings}.cls_token", ("class_token/tokens",))
     if registers == "distillation_token" and config.num_registers:
         yield from folded_registers(
             config, f"{embeddings}.{registers}", table, config.num_registers

@@ -232,7 +232,9 @@ HAS_HEAD = Limit(
 # What the paper's ViT has, and so the libraries' first models.
 PLAIN: dict[str, tuple] = {
     "block_norm": ("pre",),
+    "norm": ("layer",),
     "qkv_bias": (True,),
+    "dense_bias": (True,),
     "key_bias": (True,),
     "qk_norm": (False,),
     "attention_inner_norm": (False,),

@@ -89,7 +89,12 @@ def unlike(module, file: str) -> str:
         return f"blocks of another kind ({type(block).__name__})"
     for what, part, plain in (
         ("another patch embedding", module.patch_embed, "PatchEmbed"),
-        ("another normalization", block.norm1, "LayerNorm"),
+        ("another normalization", block.norm1, ("LayerNorm", "RmsNorm")),
+        (
+            "another norm of its patches",
+            module.patch_embed.norm,
+            ("Identity", type(block.norm1).__name__),
+        ),
         ("another attention", block.attn, ("Attention", "EvaAttention")),
         ("another MLP", block.mlp, ("GluMlp", "SwiGLU") if _is_swiglu(block.mlp) else "Mlp"),
     ):
