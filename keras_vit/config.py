@@ -17,6 +17,7 @@ CHOICES = {
     "stem": (None, "resnet"),
     "stem_standardization": ("deviation", "variance"),
     "block_norm": ("pre", "post", "res_post"),
+    "norm": ("layer", "rms"),
     "mlp": ("mlp", "swiglu"),
     "gelu": ("exact", "tanh", "quick"),
     "position_embedding": (
@@ -58,8 +59,8 @@ FLAGS = (
     "attention_inner_norm",
     "mlp_inner_norm",
     "class_token",
+    "dense_bias",
     "patch_bias",
-    "patch_norm",
     "embedding_norm",
     "position_class_row",
 )
@@ -130,10 +131,14 @@ class ViTConfig:
     """Whether a LayerNorm is applied to the M hidden values of the MLP (EVA-02, BEiT-3)."""
     block_norm: str = "pre"
     """"pre": z + f(LN(z)), as in the paper; "post": LN(z + f(z)); "res_post": z + LN(f(z))."""
+    norm: str = "layer"
+    """"layer" or "rms" (no mean and no offset): of every norm of the model."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias."""
     key_bias: bool = True
     """Whether the key projection has a bias too, where `qkv_bias` is True."""
+    dense_bias: bool = True
+    """Whether the other Dense layers of a block have a bias: attention's output and the MLP."""
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
     attention_inner_norm: bool = False
@@ -153,8 +158,9 @@ class ViTConfig:
     """Number of learned register tokens between the class token and the patches."""
     patch_bias: bool = True
     """Whether the patch projection has a bias."""
-    patch_norm: bool = False
-    """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch)."""
+    patch_norm: bool | str = False
+    """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch), or only follows
+    it: "after" (AIMv2)."""
     position_embedding: str = "learned"
     """A table added to the tokens: "learned" (one row per position), "learned_2d" (rows + columns),
     "sincos_2d" or "none".
@@ -355,6 +361,8 @@ class ViTConfig:
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
         for name in FLAGS:
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
+        rule = "be True, False or 'after'"
+        self._check("patch_norm", rule, lambda v: isinstance(v, bool) or v == "after")
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)
         for name, known in CHOICES.items():
@@ -461,6 +469,8 @@ class ViTConfig:
             f"be None or a sequence of num_classes={self.num_classes} strings",
             v if not isinstance(v, tuple) or len(v) < 9 else f"{len(v)} items",
         )
+        rule = f"be 'layer' for pooling={self.pooling!r}"
+        self._check("norm", rule, lambda v: v == "layer" or not self.attention_pooling)
         rule = "be a number, or None for no bias"
         self._check("head_bias", rule, lambda v: v is None or _is_number(v))
         rule = "be None or the name of a Keras activation"

@@ -11,6 +11,7 @@ from keras_vit import layers, resample
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
 from keras_vit.layers import composite
+from keras_vit.layers.rms_norm import norm_class
 
 LORA_TARGETS = ("query", "key", "value", "attention_output", "mlp")
 
@@ -27,8 +28,8 @@ class ViT(keras.Model):
     The config varies what is in them. `block_norm="res_post"`: the LNs of Eq. 2 and 3 are those of
     MSA(z) and MLP(z). `attention_inner_norm`: the U_msa of Eq. 8 reads an LN. `mlp="swiglu"`:
     MLP(z) = (SiLU(z W_g) * z W_1) W_2. `mlp_inner_norm`: its W_2 reads an LN. `embedding_norm`:
-    z_0 = LN([...] + E_pos). Rotary positions need no E_pos: MSA rotates queries and keys by their
-    patch's position.
+    z_0 = LN([...] + E_pos). `norm="rms"`: every LN is an RMSNorm. Rotary positions need no E_pos:
+    MSA rotates queries and keys by their patch's position.
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -379,6 +380,7 @@ def _embed(images, config: ViTConfig, policy):
         norm=config.patch_norm,
         norm_epsilon=config.norm_epsilon,
         ignore_remainder=config.ignore_remainder,
+        norm_kind=config.norm,
         dtype=policy,
         name="patches",
     )(images)  # (B, N, D)
@@ -414,7 +416,7 @@ def _embed(images, config: ViTConfig, policy):
     if config.dropout:
         z = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")(z)
     if config.embedding_norm:
-        z = layers.LayerNormalization(
+        z = norm_class(config.norm)(
             epsilon=config.norm_epsilon, dtype=policy, name="embedding_norm"
         )(z)
     return z
@@ -444,6 +446,8 @@ def _encode(z, config: ViTConfig, policy):
             mlp_inner_norm=config.mlp_inner_norm,
             relative=_relative(config),
             gelu=config.gelu,
+            dense_bias=config.dense_bias,
+            norm_kind=config.norm,
             norm_epsilon=config.norm_epsilon,
             layer_scale=config.layer_scale,
             dropout=config.dropout,
@@ -486,7 +490,8 @@ def _relative(config: ViTConfig) -> dict[str, Any] | None:
 
 def _pool(z, config: ViTConfig, policy):
     """Eq. 4: y = LN(z_L^0), or LN and a mean or attention pooling, in either order."""
-    norm = layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
+    cls = norm_class(config.norm)
+    norm = cls(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
     y = norm(z) if config.final_norm == "before_pooling" else z  # (B, T, D)
     if config.attention_pooling:
         y = layers.AttentionPooling(

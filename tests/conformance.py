@@ -53,6 +53,14 @@ KINDS = {
     "swiglu": TINY.replace(mlp="swiglu", mlp_dim=22, layer_scale=0.3),
     "mlp_inner_norm": TINY.replace(mlp_inner_norm=True),
     "attention_inner_norm": TINY.replace(attention_inner_norm=True, mlp_inner_norm=True),
+    "rms": TINY.replace(
+        norm="rms",
+        qkv_bias=False,
+        dense_bias=False,
+        mlp="swiglu",
+        patch_norm="after",
+        **PLAIN_HEAD,
+    ),
     "embedding_norm": TINY.replace(embedding_norm=True, patch_bias=False, gelu="quick"),
     "pre_logits": TINY.replace(representation_size=11, in_channels=1),
     "features": TINY.replace(num_classes=0),
@@ -101,6 +109,13 @@ COMBINATIONS = {
         {"embedding_norm": True, "position_embedding": "none", "gelu": "quick"},
     ),
     "attention_inner_norm_post_norm": ("post_norm", {"attention_inner_norm": True}),
+    "rms_everywhere": (
+        "paper",
+        {"norm": "rms", "qk_norm": True, "attention_inner_norm": True, "mlp_inner_norm": True},
+    ),
+    "rms_res_post": ("res_post", {"norm": "rms"}),
+    "rms_embedding_norm": ("embedding_norm", {"norm": "rms", "layer_scale": 0.3}),
+    "patch_norm_after": ("paper", {"patch_norm": "after"}),
     "swiglu_post_norm": ("post_norm", {"mlp": "swiglu", "mlp_inner_norm": True}),
     "normed_keys_without_bias": ("qk_norm", {"qkv_bias": True, "key_bias": False}),
     "relative_normed": ("relative", {"qk_norm": True}),
@@ -323,7 +338,7 @@ def freeze_some(model):
     first.mlp.dense_1.trainable = True
     second.attention.query_dense.trainable = False
     second.mlp_norm.trainable = False
-    second.mlp.dense_2.bias.trainable = False
+    second.mlp.dense_2.weights[-1].trainable = False  # its bias, if it has one
     model.get_layer("patches").projection.trainable = False
     return model
 

@@ -52,7 +52,7 @@ def embed(config, w, images):
         for c in range(gw)
     ]
     x = np.stack(patches, axis=1)
-    if config.patch_norm:
+    if config.patch_norm is True:
         x = norm(x, _under(w, "patches/norm_before/"), eps)
     kernel = w["patches/projection/kernel"]
     x = x @ kernel.reshape(-1, config.width)
@@ -170,15 +170,15 @@ def block(config, w, z):
         return x * w.get("attention_scale/gamma", 1.0)
 
     def mlp(x):
-        hidden = x @ w["mlp/dense_1/kernel"] + w["mlp/dense_1/bias"]
+        hidden = x @ w["mlp/dense_1/kernel"] + w.get("mlp/dense_1/bias", 0.0)
         if config.mlp == "swiglu":
-            gate = x @ w["mlp/gate/kernel"] + w["mlp/gate/bias"]
+            gate = x @ w["mlp/gate/kernel"] + w.get("mlp/gate/bias", 0.0)
             x = gate / (1 + np.exp(-gate)) * hidden
         else:
             x = gelu(hidden, config.gelu)
         if config.mlp_inner_norm:
             x = norm(x, _under(w, "mlp/inner_norm/"), eps)
-        x = x @ w["mlp/dense_2/kernel"] + w["mlp/dense_2/bias"]
+        x = x @ w["mlp/dense_2/kernel"] + w.get("mlp/dense_2/bias", 0.0)
         return x * w.get("mlp_scale/gamma", 1.0)
 
     norm_1, norm_2 = _under(w, "attention_norm/"), _under(w, "mlp_norm/")
@@ -213,7 +213,7 @@ def attention(config, w, z):
     if config.attention_inner_norm:
         joined = norm(joined, _under(w, "inner_norm/"), config.norm_epsilon)
     kernel = w["attention_output/kernel"].reshape(-1, config.width)
-    return joined @ kernel + w["attention_output/bias"]  # Eq. 8
+    return joined @ kernel + w.get("attention_output/bias", 0.0)  # Eq. 8
 
 
 def attention_pooling(config, w, x):
@@ -286,6 +286,8 @@ def relative(config, w, q, h):
 
 
 def norm(x, w, eps):
+    if "beta" not in w:  # an RMSNorm
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w["gamma"]
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
     return (x - mean) / np.sqrt(variance + eps) * w["gamma"] + w["beta"]

@@ -36,6 +36,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.fold_stem import Stem, fold_stem
+from keras_vit.layers import RMSNormalization
 from keras_vit.model import ViT
 
 FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
@@ -53,7 +54,10 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """`(x - mean) / sqrt(variance + epsilon)` over the last axis, then `* scale + offset`."""
+    """`(x - mean) / sqrt(variance + epsilon)` over the last axis, then `* scale + offset`.
+
+    With `rms`, `x / sqrt(mean square + epsilon)`.
+    """
 
     name: str
     """The path of the model's layer."""
@@ -63,6 +67,8 @@ class Norm:
     offset: np.ndarray | None = None
     centered: bool = False
     """Whether the mean of `x` is already 0, so that subtracting it changes nothing."""
+    rms: bool = False
+    """Whether it divides by the root mean square instead: no mean may be subtracted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,13 +221,17 @@ def fold(model: ViT) -> Folded:
     blocks = (_to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
     # Attention pooling reads the stream itself if no norm comes before it.
     normed = final_norm and not (pool and config.final_norm == "after_pooling")
-    stream = normed and config.block_norm == "pre"  # whether only norms read it
+    # Whether only norms read the residual stream, which ignore its mean.
+    stream = normed and config.block_norm == "pre" and config.norm == "layer"
     embedding_norm: Any = _norm(layers["embedding_norm"]) if config.embedding_norm else None
-    if (stream or embedding_norm) and not token_norm:
+    first = stream or (embedding_norm and config.norm == "layer")
+    if first and not token_norm:
         patches, prefix = _centered(patches), _without_mean(prefix)
         positions = None if positions is None else _without_mean(positions)
     if embedding_norm:  # whose output is not centered
-        embedding_norm = dataclasses.replace(embedding_norm, centered=not token_norm)
+        embedding_norm = dataclasses.replace(
+            embedding_norm, centered=config.norm == "layer" and not token_norm
+        )
     elif stream and not token_norm:
         blocks = (_to_float32(_in_centered_stream(block)) for block in blocks)
         final_norm = dataclasses.replace(final_norm, centered=True)
@@ -297,6 +307,8 @@ def _patches(layer) -> tuple[Norm | None, Product, Norm | None]:
     patches = Product(layer.projection.path, kernel.reshape(-1, kernel.shape[-1]), bias)
     if not layer.norm:
         return None, patches, None
+    if layer.norm == "after":
+        return None, patches, _norm(layer.norm_after)
     patch_norm = _norm(layer.norm_before)
     return _bare(patch_norm), _behind(patch_norm, patches), _norm(layer.norm_after)
 
@@ -369,7 +381,7 @@ def _block(block) -> Block:
     if block.layer_scale is not None:
         output = _scaled(output, _array(block.attention_scale.gamma))
         mlp_2 = _scaled(mlp_2, _array(block.mlp_scale.gamma))
-    if block.block_norm == "res_post":
+    if block.block_norm == "res_post" and block.norm_kind == "layer":
         output, mlp_2 = _centered(output), _centered(mlp_2)
         attention_norm, mlp_norm = (
             dataclasses.replace(norm, centered=True) for norm in (attention_norm, mlp_norm)
@@ -452,7 +464,7 @@ def _behind(norm: Any, product: Product) -> Product:
 
 def _bare(norm: Any) -> Norm:
     """The norm without its gain and offset."""
-    return Norm(norm.name, norm.epsilon)
+    return dataclasses.replace(norm, scale=None, offset=None)
 
 
 def _scaled(product: Product, gain: Any) -> Product:
@@ -497,7 +509,9 @@ def _without_mean(array: np.ndarray) -> np.ndarray:
 
 
 def _norm(layer) -> Norm:
-    return Norm(layer.path, layer.epsilon, _array(layer.gamma), _array(layer.beta))
+    gamma, rms = _array(layer.gamma), isinstance(layer, RMSNormalization)
+    offset = np.zeros_like(gamma) if rms else _array(layer.beta)
+    return Norm(layer.path, layer.epsilon, gamma, offset, rms=rms)
 
 
 def _dense(layer, split: int = 1) -> Product:

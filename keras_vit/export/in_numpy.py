@@ -68,7 +68,7 @@ class NumpyOperators:
         return x @ p.kernel + p.bias
 
     def norm(self, x: np.ndarray, n: Norm) -> np.ndarray:
-        x = x - x.mean(-1, keepdims=True)
+        x = x if n.rms else x - x.mean(-1, keepdims=True)
         x = x / np.sqrt((x * x).mean(-1, keepdims=True) + n.epsilon)
         return x if n.scale is None or n.offset is None else x * n.scale + n.offset
 

@@ -66,7 +66,7 @@ class Operators(Protocol):
         """`x kernel + bias`; a target may fuse it with the `gelu` or the `add` that follows."""
 
     def norm(self, x: Any, n: Norm) -> Any:
-        """LayerNorm over the last axis, in float32 whatever `x` is in."""
+        """LayerNorm or RMSNorm over the last axis, in float32 whatever `x` is in."""
 
     def heads(self, x: Any, products: Sequence[Product], tokens: int, num_heads: int) -> Any:
         """Products of `x` (B * tokens, D), each as (B, h, tokens, d); a target may join them."""

@@ -14,6 +14,7 @@ from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
 from keras_vit.layers.relative_positions import RelativePositions
 from keras_vit.layers.resnet_stem import Bottleneck, ResNetStem, StdConv2D
+from keras_vit.layers.rms_norm import RMSNormalization
 from keras_vit.layers.rotary import RotaryEmbedding
 from keras_vit.layers.rotary_rescale import RotaryRescale
 
@@ -31,6 +32,7 @@ __all__ = [
     "Patches",
     "Pooling",
     "PositionEmbedding",
+    "RMSNormalization",
     "RelativePositions",
     "ResNetStem",
     "RotaryEmbedding",

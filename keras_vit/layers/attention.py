@@ -6,8 +6,8 @@ import keras
 from keras import ops
 
 from keras_vit.layers.composite import Composite
-from keras_vit.layers.layer_norm import LayerNormalization
 from keras_vit.layers.relative_positions import RelativePositions
+from keras_vit.layers.rms_norm import norm_class
 from keras_vit.layers.rotary import RotaryEmbedding
 
 
@@ -39,7 +39,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         key_dim: d.
         qk_norm: Whether to normalize queries and keys.
         inner_norm: Whether to normalize the concatenated heads.
-        norm_epsilon: Epsilon of these LayerNorms.
+        norm_epsilon: Epsilon of these norms.
+        norm_kind: "layer" (LayerNorm) or "rms" (RMSNorm).
         output_bias: Whether the output projection has a bias; None means `use_bias`.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         key_bias: Whether the key projection has a bias too, where `use_bias` is True.
@@ -70,6 +71,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         qk_norm=False,
         inner_norm=False,
         norm_epsilon=1e-6,
+        norm_kind="layer",
         output_bias=None,
         rope=None,
         key_bias=True,
@@ -82,6 +84,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         self.qk_norm = qk_norm
         self.inner_norm = inner_norm
         self.norm_epsilon = norm_epsilon
+        self.norm_kind = norm_kind
         if qk_norm:
             self.query_norm = self._norm("query_norm")
             self.key_norm = self._norm("key_norm")
@@ -98,7 +101,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             self.heads_norm = self._norm("inner_norm")
 
     def _norm(self, name):
-        return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        cls = norm_class(self.norm_kind)
+        return cls(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
 
     def build(self, query_shape, value_shape, key_shape=None):
         super().build(query_shape, value_shape, key_shape)
@@ -285,6 +289,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             "qk_norm": self.qk_norm,
             "inner_norm": self.inner_norm,
             "norm_epsilon": self.norm_epsilon,
+            "norm_kind": self.norm_kind,
             "output_bias": self.output_bias,
             "rope": self.rope and dict(self.rope),
             "relative": self.relative and dict(self.relative),

@@ -7,9 +7,9 @@ from keras import ops
 
 from keras_vit.layers.attention import MultiHeadAttention
 from keras_vit.layers.composite import Composite
-from keras_vit.layers.layer_norm import LayerNormalization
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
+from keras_vit.layers.rms_norm import norm_class
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -42,7 +42,9 @@ class EncoderBlock(Composite):
         mlp: "mlp" or "swiglu", a gated one.
         mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
         gelu: "exact", "tanh" or "quick".
-        norm_epsilon: Epsilon of the LayerNorms.
+        dense_bias: Whether the other Dense layers have a bias: attention's output and the MLP.
+        norm_kind: "layer" (LayerNorm) or "rms" (RMSNorm).
+        norm_epsilon: Epsilon of the norms.
         layer_scale: Initial value of LayerScale on both branches; None means no LayerScale.
         dropout: Dropout rate after attention and after each Dense of the MLP.
         attention_dropout: Dropout rate of the attention weights.
@@ -83,6 +85,8 @@ class EncoderBlock(Composite):
         mlp_inner_norm=False,
         relative=None,
         gelu="exact",
+        dense_bias=True,
+        norm_kind="layer",
         norm_epsilon=1e-6,
         layer_scale=None,
         dropout=0.0,
@@ -115,6 +119,8 @@ class EncoderBlock(Composite):
         self.mlp_inner_norm = mlp_inner_norm
         self.relative = relative
         self.gelu = gelu
+        self.dense_bias = dense_bias
+        self.norm_kind = norm_kind
         self.norm_epsilon = norm_epsilon
         self.layer_scale = layer_scale
         self.dropout = dropout
@@ -135,11 +141,12 @@ class EncoderBlock(Composite):
             inner_norm=attention_inner_norm,
             norm_epsilon=norm_epsilon,
             rope=rope,
+            norm_kind=norm_kind,
             dropout=attention_dropout,
             kernel_initializer=keras.initializers.RandomUniform(-limit, limit),
             use_bias=qkv_bias,
             key_bias=key_bias,
-            output_bias=True,
+            output_bias=dense_bias,
             dtype=policy,
             name="attention",
         )
@@ -152,6 +159,8 @@ class EncoderBlock(Composite):
             gelu=gelu,
             inner_norm=mlp_inner_norm,
             norm_epsilon=norm_epsilon,
+            norm_kind=norm_kind,
+            use_bias=dense_bias,
             dropout=dropout,
             dtype=policy,
             name="mlp",
@@ -167,7 +176,8 @@ class EncoderBlock(Composite):
         )
 
     def _norm(self, name):
-        return LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        cls = norm_class(self.norm_kind)
+        return cls(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
 
     def _scale(self, name):
         if self.layer_scale is None:
@@ -240,6 +250,8 @@ class EncoderBlock(Composite):
             "mlp_inner_norm": self.mlp_inner_norm,
             "relative": self.relative and dict(self.relative),
             "gelu": self.gelu,
+            "dense_bias": self.dense_bias,
+            "norm_kind": self.norm_kind,
             "norm_epsilon": self.norm_epsilon,
             "layer_scale": self.layer_scale,
             "dropout": self.dropout,

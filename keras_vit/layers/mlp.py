@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.composite import Composite
-from keras_vit.layers.layer_norm import LayerNormalization
+from keras_vit.layers.rms_norm import norm_class
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -29,7 +29,9 @@ class MLP(Composite):
         kind: "mlp" or "swiglu".
         gelu: "exact" (erf), "tanh", or "quick" (x sigmoid(1.702 x)). Ignored by "swiglu".
         inner_norm: Whether a LayerNorm is applied to the M hidden values (EVA-02, BEiT-3).
-        norm_epsilon: Epsilon of this LayerNorm.
+        norm_epsilon: Epsilon of this norm.
+        norm_kind: "layer" (LayerNorm) or "rms" (RMSNorm).
+        use_bias: Whether the Dense layers have a bias.
         dropout: Dropout rate after each Dense.
         **kwargs: Arguments of `keras.layers.Layer`.
 
@@ -57,6 +59,8 @@ class MLP(Composite):
         gelu="exact",
         inner_norm=False,
         norm_epsilon=1e-6,
+        norm_kind="layer",
+        use_bias=True,
         dropout=0.0,
         **kwargs,
     ):
@@ -71,12 +75,14 @@ class MLP(Composite):
         self.gelu = gelu
         self.inner_norm = inner_norm
         self.norm_epsilon = norm_epsilon
+        self.norm_kind = norm_kind
+        self.use_bias = use_bias
         self.dropout = dropout
         if kind == "swiglu":
             self.gate = self._dense(hidden_dim, "gate")
         self.dense_1 = self._dense(hidden_dim, "dense_1")
         if inner_norm:
-            self.norm = LayerNormalization(
+            self.norm = norm_class(norm_kind)(
                 epsilon=norm_epsilon, dtype=self.dtype_policy, name="inner_norm"
             )
         self.dense_2 = self._dense(width, "dense_2")
@@ -87,6 +93,7 @@ class MLP(Composite):
         return keras.layers.Dense(
             units,
             kernel_initializer="glorot_uniform",
+            use_bias=self.use_bias,
             bias_initializer=keras.initializers.RandomNormal(stddev=1e-6),
             dtype=self.dtype_policy,
             name=name,
@@ -138,5 +145,7 @@ class MLP(Composite):
             "gelu": self.gelu,
             "inner_norm": self.inner_norm,
             "norm_epsilon": self.norm_epsilon,
+            "norm_kind": self.norm_kind,
+            "use_bias": self.use_bias,
             "dropout": self.dropout,
         }

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.composite import Composite
-from keras_vit.layers.layer_norm import LayerNormalization
+from keras_vit.layers.rms_norm import norm_class
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -15,15 +15,16 @@ class Patches(Composite):
 
     `x_p^i E + b`, which is a convolution whose stride equals its kernel size. With `norm`, a
     LayerNorm is applied to the P * P * C numbers of each patch, and another to its projection, as
-    in vit-pytorch.
+    in vit-pytorch; with `norm="after"` only the latter.
 
     Args:
         width: D, the size of a token.
         patch_size: Height and width of a patch; one int means a square.
         use_bias: Whether the projection has a bias.
-        norm: Whether to apply LayerNorms before and after the projection.
-        norm_epsilon: Epsilon of these LayerNorms.
+        norm: Whether to apply LayerNorms before and after the projection, or only "after" it.
+        norm_epsilon: Epsilon of these norms.
         ignore_remainder: Whether pixels after the last whole patch of a row or column are ignored.
+        norm_kind: "layer" (LayerNorm) or "rms" (RMSNorm).
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -50,6 +51,7 @@ class Patches(Composite):
         norm=False,
         norm_epsilon=1e-6,
         ignore_remainder=False,
+        norm_kind="layer",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -63,10 +65,13 @@ class Patches(Composite):
             raise ValueError(f"width must be a positive int. Received: width={width!r}")
         self.width = width
         self.patch_size = pair
+        if norm not in (True, False, "after"):
+            raise ValueError(f"norm must be True, False or 'after'. Received: norm={norm!r}")
         self.use_bias = use_bias
         self.norm = norm
         self.norm_epsilon = norm_epsilon
         self.ignore_remainder = ignore_remainder
+        self.norm_kind = norm_kind
         self.projection = keras.layers.Conv2D(
             width,
             pair,
@@ -79,13 +84,14 @@ class Patches(Composite):
             dtype=self.dtype_policy,
             name="projection",
         )
+        if norm is True:
+            self.norm_before = self._norm("norm_before")
         if norm:
-            self.norm_before = LayerNormalization(
-                epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm_before"
-            )
-            self.norm_after = LayerNormalization(
-                epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm_after"
-            )
+            self.norm_after = self._norm("norm_after")
+
+    def _norm(self, name):
+        cls = norm_class(self.norm_kind)
+        return cls(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
 
     def build(self, input_shape):
         if len(input_shape) != 4:
@@ -100,19 +106,21 @@ class Patches(Composite):
                     f"divides. Received: images with shape {tuple(input_shape)}"
                 )
         self.projection.build(input_shape)
-        if self.norm:
+        if self.norm is True:
             ph, pw = self.patch_size
             self.norm_before.build((None, None, ph * pw * input_shape[-1]))
+        if self.norm:
             self.norm_after.build((None, None, self.width))
         self.built = True
         self._restore_trainable()
 
     def call(self, images):
-        if self.norm:
+        if self.norm is True:
             return self._normalized(images)
         x = self.projection(images)  # (B, H / P, W / P, D)
         _, gh, gw, width = ops.shape(x)
-        return ops.reshape(x, (-1, gh * gw, width))  # (B, N, D)
+        x = ops.reshape(x, (-1, gh * gw, width))  # (B, N, D)
+        return self.norm_after(x) if self.norm else x
 
     def _normalized(self, images):
         _, height, width, channels = ops.shape(images)
@@ -141,4 +149,5 @@ class Patches(Composite):
             "norm": self.norm,
             "norm_epsilon": self.norm_epsilon,
             "ignore_remainder": self.ignore_remainder,
+            "norm_kind": self.norm_kind,
         }

@@ -36,6 +36,7 @@ def test_folded_stream_is_centered_only_where_norms_alone_read_it():
         "embedding_norm",
         "map_all",  # without a norm before the pooling
         "map_registers",
+        "rms",  # to which the mean counts
     }
     assert fold(tiny_model("embedding_norm")).embedding_norm.centered
     both = tiny_model("patch_norm", embedding_norm=True)

@@ -36,9 +36,9 @@ def test_program_is_the_model(case):
     program = Program(folded, NumpyOperators())
     assert error(program.output(x), expected) < 1e-5
     assert error(program.features(program.head_input(x)), run(model.features(), x)) < 1e-5
-    # Negative control: one bias of one block away, in the last one too.
+    # Negative control: another bias in one block, in the last one too.
     for index, block in enumerate(folded.blocks):
-        mlp_1 = dataclasses.replace(block.mlp_1, bias=np.zeros_like(block.mlp_1.bias))
+        mlp_1 = dataclasses.replace(block.mlp_1, bias=block.mlp_1.bias + 0.5)
         blocks = list(folded.blocks)
         blocks[index] = dataclasses.replace(block, mlp_1=mlp_1)
         broken = Program(dataclasses.replace(folded, blocks=tuple(blocks)), NumpyOperators())

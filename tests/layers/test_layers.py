@@ -36,6 +36,12 @@ CASES = {
         layers.Patches,
         {"width": 20, "patch_size": 8, "norm": True, "norm_epsilon": 1e-3},
         (2, 24, 16, 3),
+        {"bad": [{"norm": "before"}]},
+    ),
+    "patches_norm_after": (
+        layers.Patches,
+        {"width": 20, "patch_size": 8, "norm": "after", "norm_kind": "rms"},
+        (2, 24, 16, 3),
         {},
     ),
     "std_conv": (
@@ -197,6 +203,7 @@ CASES = {
         {"drops": True},
     ),
     "layer_norm": (layers.LayerNormalization, {"epsilon": 1e-6}, (2, 7, 20), {}),
+    "rms_norm": (layers.RMSNormalization, {"epsilon": 1e-5}, (2, 7, 20), {}),
     "layer_scale": (layers.LayerScale, {"initial_value": 0.3}, (2, 7, 20), {}),
     "patch_dropout": (
         layers.PatchDropout,
@@ -227,6 +234,19 @@ CASES = {
             "drops": True,
             "bad": [{"num_heads": 3}, {"block_norm": "both"}, {"gelu": "relu"}],
         },
+    ),
+    "encoder_block_rms": (
+        layers.EncoderBlock,
+        {
+            "width": 20,
+            "num_heads": 5,
+            "mlp_dim": 28,
+            "norm_kind": "rms",
+            "dense_bias": False,
+            "drop_path": 0.3,
+        },
+        (4, 7, 20),
+        {"exempt": [KEY_BIAS], "drops": True, "bad": [{"norm_kind": "batch"}]},
     ),
     "encoder_block_res_post": (
         layers.EncoderBlock,

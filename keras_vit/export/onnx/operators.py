@@ -204,6 +204,8 @@ class OnnxOperators:
 
     def norm(self, x: Tensor, n: Norm) -> Tensor:
         """In float32 whatever `x` is in, as the operator's default `stash_type`, 1, says."""
+        if n.rms:
+            return self._rms_norm(x, n)
         size = x.shape[-1]
         if n.scale is None or n.offset is None:  # the operator needs a gain all the same
             weights = [self._weight(f"ones/{self._dtype}/{size}", np.ones(size))]
@@ -341,6 +343,22 @@ class OnnxOperators:
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """Adds a cast to "float32" or "float16"."""
         return self.node("Cast", x, to=self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def _rms_norm(self, x: Tensor, n: Norm) -> Tensor:
+        """In several operators: ONNX has one only from opset 23 on."""
+        dtype = self._dtype
+        with self.scope(n.name):
+            x = x if dtype == "float32" else self.cast(x, "float32")
+            shape = (*x.shape[:-1], 1)
+            square = self.node("ReduceMean", self.multiply(x, x), self._ints(-1), shape=shape)
+            self._dtype = "float32"
+            epsilon = self._weight(f"epsilon/{n.epsilon}", np.array(n.epsilon))
+            self._dtype = dtype
+            x = self.node("Div", x, self.node("Sqrt", self.node("Add", square, epsilon)))
+            x = x if dtype == "float32" else self.cast(x, dtype)
+            if n.scale is None:
+                return x
+            return self.node("Mul", x, self._weight(f"{n.name}/gamma", n.scale))
 
     def _reshape(self, x: Tensor, *shape: int) -> Tensor:
         return self.node("Reshape", x, self._ints(*shape), shape=shape)

@@ -145,6 +145,11 @@ class TensorFlowOperators:
     def norm(self, x: Any, n: Norm) -> Any:
         """Written as batch normalization with a token as a sample: oneDNN makes it a LayerNorm."""
         tf = self.tf
+        if n.rms:
+            z = tf.cast(x, tf.float32)
+            z *= tf.math.rsqrt(tf.reduce_mean(z * z, -1, keepdims=True) + n.epsilon)
+            z = tf.cast(z, x.dtype)
+            return z if n.scale is None else z * self._weight(f"{n.name}/gamma", n.scale, x.dtype)
         rows = tf.reduce_prod(tf.shape(x)[:-1])
         none = tf.constant([], tf.float32)
         z = tf.raw_ops.FusedBatchNormV3(

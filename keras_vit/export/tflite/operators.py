@@ -176,7 +176,7 @@ class TFLiteOperators:
     def norm(self, x: Any, n: Norm) -> Any:
         tf = self.tf
         with self.scope(n.name):
-            if not n.centered:
+            if not (n.centered or n.rms):
                 x = x - tf.reduce_mean(x, -1, keepdims=True)
             variance = tf.reduce_mean(x * x, -1, keepdims=True)  # faster than a SQUARE
             x = x * tf.math.rsqrt(variance + n.epsilon)

@@ -1,4 +1,4 @@
-"""Checkpoints of transformers' ViT, DeiT, ViT-MAE, DINOv2, BEiT and Data2Vec.
+"""Checkpoints of transformers' ViT, DeiT, ViT-MAE, DINOv2, BEiT, Data2Vec and I-JEPA.
 
 LayerNorm's epsilon is 1e-12 for all but DINOv2, and GELU is exact; `config.json` states both. Files
 have the names of transformers 4, which version 5 still writes. Its names in memory are read too.
@@ -99,9 +99,10 @@ def read_huggingface(header: Header) -> Reading:
     relative = relative_fields(header, *places, (ph, pw), stated)
     size = relative.pop("image_size", stated.pop("image_size", None))
     rows = header.size("embeddings.position_embeddings", 1, 0)
+    token = "embeddings.cls_token" in header.shapes
     if rows or not beit:
         rows = header.shape("embeddings.position_embeddings", 3)[1]
-        prefix = 2 if distilled else 1
+        prefix = 2 if distilled else int(token)
         size, _ = header.table_size(rows, [prefix], (ph, pw), size)
     if relative and size[0] // ph != size[1] // pw:
         raise ValueError(
@@ -133,6 +134,8 @@ def read_huggingface(header: Header) -> Reading:
         "position_embedding": with_table(relative, bool(rows)),
         "layer_scale": stated.pop("layer_scale", 1.0) if scaled else None,
         "num_registers": count,
+        "class_token": token,
+        "pooling": "token" if token else "mean",
         # ViTModel ends in its pooler. A classifier reads the class token before it.
         "representation_size": pooler if used else None,
         "num_classes": head[0] if head else 0,
@@ -181,7 +184,8 @@ def huggingface_rows(
     embeddings = f"{prefix}embeddings"
     table = f"{embeddings}.position_embeddings"
     yield from linear(f"{embeddings}.patch_embeddings.projection", "patches/projection", CONV)
-    yield Pair(f"{embeddings}.cls_token", ("class_token/tokens",))
+    if config.class_token:
+        yield Pair(f"{embeddings}.cls_token", ("class_token/tokens",))
     if registers == "distillation_token" and config.num_registers:
         yield from folded_registers(
             config, f"{embeddings}.{registers}", table, config.num_registers

@@ -14,6 +14,7 @@ MODEL_TYPES = {
     "vit_msn": (1e-6, 224),
     "dinov2": (1e-6, 224),
     "dinov2_with_registers": (1e-6, 224),
+    "ijepa": (1e-12, 224),
     "dpt": (1e-12, 384),
     "flava_image_model": (1e-12, 224),
     "beit": (1e-12, 224),

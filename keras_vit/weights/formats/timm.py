@@ -140,6 +140,9 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         assumed -= {"num_heads"}
     heads = header.heads(width, stated.pop("num_heads", None))
     _check_block_norm(header)
+    rms = "blocks.0.norm1.bias" not in header.shapes
+    if rms and "architecture" not in header.config:
+        assumed |= {"norm"}  # a LayerNorm without an offset has the same arrays
     averaged = not token or header.has(r"fc_norm\.")
     fields = {
         "image_size": size,
@@ -156,11 +159,14 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
         "norm_epsilon": 1e-5 if "norm_pre.weight" in header.shapes else 1e-6,  # CLIP's
         "gelu": "exact",
+        "norm": "rms" if rms else "layer",
+        "dense_bias": "blocks.0.attn.proj.bias" in header.shapes,
         "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias|q_proj\.bias)$"),
         "key_bias": _key_bias(header),
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
         "class_token": token,
+        "patch_norm": "after" if "patch_embed.norm.weight" in header.shapes else False,
         "patch_bias": "patch_embed.proj.bias" in header.shapes,
         "embedding_norm": "norm_pre.weight" in header.shapes,
         "num_registers": registers,
@@ -281,6 +287,8 @@ def timm_rows(
     if config.stem:
         yield from resnet_names.timm_rows(config)
     yield from linear("patch_embed.proj", "patches/projection", CONV, bias=config.patch_bias)
+    if config.patch_norm:
+        yield from norm("patch_embed.norm", "patches/norm_after", config.norm)
     if config.class_token:
         yield Pair("cls_token", ("class_token/tokens",))
     if fold:
@@ -291,7 +299,7 @@ def timm_rows(
         if config.position_table == "learned":
             yield Pair("pos_embed", ("position_embedding/table",), TABLE)
     if config.embedding_norm:
-        yield from norm("norm_pre", "embedding_norm")
+        yield from norm("norm_pre", "embedding_norm", config.norm)
     for i in range(config.depth):
         yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
         own, shared = names["relative"]
@@ -304,7 +312,7 @@ def timm_rows(
             )
     if config.final_norm != "none":
         after = config.final_norm == "after_pooling"
-        yield from norm("fc_norm" if after else "norm", "encoder_norm")
+        yield from norm("fc_norm" if after else "norm", "encoder_norm", config.norm)
     if config.representation_size is not None:
         yield from linear("pre_logits.fc", "pre_logits")
     if config.num_classes:
@@ -312,19 +320,20 @@ def timm_rows(
 
 
 def _block(config, theirs, ours, names) -> Iterator[Row]:
-    yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm")
+    yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm", config.norm)
     yield from _projections(config, f"{theirs}.attn", f"{ours}/attention", names)
     if config.qk_norm:
-        yield from norm(f"{theirs}.attn.q_norm", f"{ours}/attention/query_norm")
-        yield from norm(f"{theirs}.attn.k_norm", f"{ours}/attention/key_norm")
+        yield from norm(f"{theirs}.attn.q_norm", f"{ours}/attention/query_norm", config.norm)
+        yield from norm(f"{theirs}.attn.k_norm", f"{ours}/attention/key_norm", config.norm)
     if config.attention_inner_norm:
-        yield from norm(f"{theirs}.attn.norm", f"{ours}/attention/inner_norm")
-    yield from linear(f"{theirs}.attn.proj", f"{ours}/attention/attention_output", FROM_HEADS)
-    yield from norm(f"{theirs}.norm2", f"{ours}/mlp_norm")
+        yield from norm(f"{theirs}.attn.norm", f"{ours}/attention/inner_norm", config.norm)
+    output = f"{ours}/attention/attention_output"
+    yield from linear(f"{theirs}.attn.proj", output, FROM_HEADS, bias=config.dense_bias)
+    yield from norm(f"{theirs}.norm2", f"{ours}/mlp_norm", config.norm)
     gated = config.mlp == "swiglu"
-    yield from mlp(f"{theirs}.mlp", f"{ours}/mlp", names["mlp"], gated)
+    yield from mlp(f"{theirs}.mlp", f"{ours}/mlp", names["mlp"], gated, bias=config.dense_bias)
     if config.mlp_inner_norm:
-        yield from norm(f"{theirs}.mlp.norm", f"{ours}/mlp/inner_norm")
+        yield from norm(f"{theirs}.mlp.norm", f"{ours}/mlp/inner_norm", config.norm)
     if config.layer_scale is not None:
         for theirs_scale, branch in zip(names["scales"], ("attention", "mlp"), strict=True):
             yield Pair(f"{theirs}.{theirs_scale}", (f"{ours}/{branch}_scale/gamma",))
@@ -425,6 +434,7 @@ TIMM = Format(
     writable={
         "norm_epsilon": (1e-6, 1e-5),
         "block_norm": ("pre", "res_post"),
+        "norm": ("layer",),
         "key_bias": (True,),
         "patch_norm": (False,),
         "position_embedding": ("learned", "none"),

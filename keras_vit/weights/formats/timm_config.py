@@ -174,6 +174,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "scale_attn_norm": config.attention_inner_norm,
         "scale_mlp_norm": config.mlp_inner_norm,
         "qkv_bias": config.qkv_bias,
+        "proj_bias": config.dense_bias,
         "qk_norm": config.qk_norm,
         "init_values": config.layer_scale,
         "class_token": config.class_token,

@@ -20,10 +20,11 @@ CLIP_PIXELS = {
 IMAGENET_PIXELS = {"pixel_mean": (0.485, 0.456, 0.406), "pixel_std": (0.229, 0.224, 0.225)}
 
 
-def norm(theirs: str, ours: str) -> Iterator[Pair]:
-    """The rows of a LayerNorm."""
+def norm(theirs: str, ours: str, kind: str = "layer") -> Iterator[Pair]:
+    """The rows of a LayerNorm, or of an RMSNorm, which has no offset."""
     yield Pair(f"{theirs}.weight", (f"{ours}/gamma",))
-    yield Pair(f"{theirs}.bias", (f"{ours}/beta",))
+    if kind == "layer":
+        yield Pair(f"{theirs}.bias", (f"{ours}/beta",))
 
 
 def linear(theirs: str, ours: str, layout: Layout = MATRIX, *, bias: bool = True) -> Iterator[Pair]:
@@ -33,7 +34,9 @@ def linear(theirs: str, ours: str, layout: Layout = MATRIX, *, bias: bool = True
         yield Pair(f"{theirs}.bias", (f"{ours}/bias",))
 
 
-def mlp(theirs: str, ours: str, names: Sequence[str], gated: bool) -> Iterator[Pair]:
+def mlp(
+    theirs: str, ours: str, names: Sequence[str], gated: bool, *, bias: bool = True
+) -> Iterator[Pair]:
     """The rows of an MLP's Linears, whose last name is that of the second.
 
     A gated one has two before it, of the gate and of what it gates, or one that holds both in this
@@ -43,13 +46,14 @@ def mlp(theirs: str, ours: str, names: Sequence[str], gated: bool) -> Iterator[P
     parts = ("gate", "dense_1") if gated else ("dense_1",)
     if len(first) == len(parts):
         for name, part in zip(first, parts, strict=True):
-            yield from linear(f"{theirs}.{name}", f"{ours}/{part}")
+            yield from linear(f"{theirs}.{name}", f"{ours}/{part}", bias=bias)
     else:
         (name,) = first
         kernels, biases = (tuple(f"{ours}/{p}/{w}" for p in parts) for w in ("kernel", "bias"))
         yield Pair(f"{theirs}.{name}.weight", kernels, MATRIX)
-        yield Pair(f"{theirs}.{name}.bias", biases)
-    yield from linear(f"{theirs}.{last}", f"{ours}/dense_2")
+        if bias:
+            yield Pair(f"{theirs}.{name}.bias", biases)
+    yield from linear(f"{theirs}.{last}", f"{ours}/dense_2", bias=bias)
 
 
 def qkv(weight: str, bias: str | None, ours: str) -> Iterator[Pair]:

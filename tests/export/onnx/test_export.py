@@ -55,9 +55,9 @@ def softmax(logits):
 
 
 def broken(folded):
-    """The last block without one of its biases."""
+    """The last block with another bias."""
     mlp_1 = folded.blocks[-1].mlp_1
-    mlp_1 = dataclasses.replace(mlp_1, bias=np.zeros_like(mlp_1.bias))
+    mlp_1 = dataclasses.replace(mlp_1, bias=mlp_1.bias + 0.5)
     last = dataclasses.replace(folded.blocks[-1], mlp_1=mlp_1)
     return dataclasses.replace(folded, blocks=(*folded.blocks[:-1], last))
 

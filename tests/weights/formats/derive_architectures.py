@@ -134,9 +134,13 @@ def unlike(module, file: str) -> str:
     mlps = ("GluMlp", "SwiGLU") if _is_swiglu(block.mlp) else ("Mlp",)
     embeddings = ("PatchEmbed", "HybridEmbed", "NaFlexEmbeds")
     attentions = ("Attention", "EvaAttention", "AttentionRope", "RelPosAttention")
+    embedding, norms = _embedding(module), ("LayerNorm", "RmsNorm")
+    plain = ("Identity", "NoneType")
+    patch_norm = getattr(embedding, "norm", None)
     for what, part, known in (
-        ("another patch embedding", _embedding(module), embeddings),
-        ("another normalization", block.norm1, ("LayerNorm",)),
+        ("another patch embedding", embedding, embeddings),
+        ("another normalization", block.norm1, norms),
+        ("another norm of its patches", patch_norm, (*plain, type(block.norm1).__name__)),
         ("another attention", block.attn, attentions),
         ("another MLP", block.mlp, mlps),
     ):

@@ -23,6 +23,7 @@ KINDS = {
     "ViTForImageClassification, tanh": {"hidden_act": "gelu_pytorch_tanh", "qkv_bias": False},
     "ViTForImageClassification, epsilon": {"layer_norm_eps": 1e-2, "num_channels": 1},
     "ViTForImageClassification, quick": {"hidden_act": "quick_gelu"},
+    "IJepaForImageClassification": {},
     "DeiTForImageClassification": {},
     "DeiTModel": {},
     "Dinov2Model": {},
@@ -133,6 +134,15 @@ def test_huggingface_file_without_config_has_defaults_which_are_reported(tmp_pat
     assert inspect(path, num_heads=5).assumed == {"gelu": "exact", "norm_epsilon": epsilon}
 
 
+def test_huggingface_ijepa_without_a_head_averages_its_tokens(tmp_path):
+    source, folder = saved(tmp_path, "IJepaModel")
+    assert_same_logits(
+        folder, lambda batch: torch_output(source, batch).last_hidden_state.mean(1).numpy()
+    )
+    found = inspect(folder).config
+    assert not found.class_token and found.pooling == "mean"
+
+
 def test_huggingface_distilled_heads_are_named_and_trunk_loads(tmp_path):
     source, folder = saved(tmp_path, "DeiTForImageClassificationWithTeacher")
     with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):
@@ -171,6 +181,7 @@ def test_huggingface_mae_decoder_is_dropped(tmp_path):
         ("ViTForImageClassification", (40, 40)),
         ("ViTForImageClassification", (16, 56)),
         ("DeiTForImageClassification", (32, 48)),
+        ("IJepaForImageClassification", (16, 48)),
         ("Dinov2Model", (40, 24)),
         ("Dinov2WithRegistersModel", (40, 32)),
     ],

@@ -443,6 +443,52 @@ def test_timm_res_post_norm_equals_source_and_is_written_back(tmp_path, fields):
     assert inspect(folder).config == model.config
 
 
+def aimv2_vit(**fields):
+    from functools import partial
+
+    from timm.layers import RmsNorm, SwiGLU
+
+    rms = partial(RmsNorm, eps=1e-5)
+    return sources.timm_vit(
+        class_token=False,
+        fc_norm=False,
+        global_pool="avg",
+        qkv_bias=False,
+        proj_bias=False,
+        act_layer="silu",
+        norm_layer=rms,
+        embed_norm_layer=rms,
+        mlp_layer=SwiGLU,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": True}, {"num_classes": 0, "in_chans": 1}])
+def test_timm_aimv2_equals_source(tmp_path, fields):
+    source = aimv2_vit(**fields)
+    path = bare(tmp_path, sources.state(source))
+    known = {"num_heads": 5, "block_norm": "pre", "norm_epsilon": 1e-5}
+    assert_same_logits(path, source, wrong={"norm_epsilon": 0.1}, **known)
+    found = inspect(path, **known)
+    assert found.assumed["norm"] == "rms" and "gelu" not in found.assumed
+    assert (found.config.patch_norm, found.config.dense_bias) == ("after", False)
+    source.set_input_size(img_size=(40, 16))
+    assert_same_logits(path, source, {"interpolation": "google"}, image_size=(40, 16), **known)
+
+
+@pytest.mark.backend_free
+def test_timm_blocks_without_biases_are_written_back(tmp_path):
+    import timm
+
+    source = sources.timm_vit(qkv_bias=False, proj_bias=False, qk_norm=True)
+    arrays = sources.state(source)
+    model = assert_same_logits(bare(tmp_path, arrays), source, num_heads=5)
+    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    sources.assert_same_file(folder / "model.safetensors", arrays)
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert torch_logits(again, images()).tobytes() == torch_logits(source, images()).tobytes()
+
+
 EVA = {
     "giant": {"global_pool": "avg"},
     "enormous": {"global_pool": "token", "use_post_norm": True},

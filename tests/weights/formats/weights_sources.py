@@ -171,7 +171,7 @@ def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
     import transformers
 
     pairs = ("CLIP", "MetaClip2", "ChineseCLIP", "AltCLIP", "Siglip")  # of images and text
-    families = (*pairs, "Dinov2WithRegisters", "Dinov2", "ViTMAE", "DeiT", "ViT")
+    families = (*pairs, "Dinov2WithRegisters", "Dinov2", "IJepa", "ViTMAE", "DeiT", "ViT")
     family = next(family for family in families if kind.startswith(family))
     words = (
         "image_size patch_size hidden_size num_attention_heads intermediate_size num_hidden_layers"
