@@ -204,6 +204,7 @@ CASES = {
     ),
     "layer_norm": (layers.LayerNormalization, {"epsilon": 1e-6}, (2, 7, 20), {}),
     "rms_norm": (layers.RMSNormalization, {"epsilon": 1e-5}, (2, 7, 20), {}),
+    "group_norm": (layers.GroupNormalization, {"groups": 4}, (2, 6, 3, 20), {}),
     "layer_scale": (layers.LayerScale, {"initial_value": 0.3}, (2, 7, 20), {}),
     "patch_dropout": (
         layers.PatchDropout,

@@ -1,0 +1,29 @@
+"""GroupNormalization: Keras' layer, and more exact where the mean is large."""
+
+import keras
+import numpy as np
+import pytest
+from conformance import built_at_random, to_numpy
+
+from keras_vit import layers
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments"),
+    [((2, 5, 3, 12), {}), ((2, 5, 12), {}), ((2, 5, 3, 12), {"scale": False})],
+)
+def test_group_norm_is_that_of_keras(shape, arguments):
+    x = np.random.default_rng(0).normal(1, 2, size=shape).astype("float32")
+    ours = built_at_random(layers.GroupNormalization(4, epsilon=0.1, **arguments), x)
+    theirs = built_at_random(keras.layers.GroupNormalization(4, epsilon=0.1, **arguments), x)
+    np.testing.assert_allclose(to_numpy(ours(x)), to_numpy(theirs(x)), atol=1e-5)
+    other = built_at_random(keras.layers.GroupNormalization(6, epsilon=0.1, **arguments), x)
+    assert np.abs(to_numpy(ours(x)) - to_numpy(other(x))).max() > 0.1
+
+
+def test_group_norm_keeps_digits_beside_a_large_mean():
+    x = np.random.default_rng(0).normal(300, 1, size=(2, 5, 3, 12)).astype("float32")
+    z = x.astype("float64").reshape(2, 15, 4, 3)
+    z = (z - z.mean((1, 3), keepdims=True)) / np.sqrt(z.var((1, 3), keepdims=True) + 1e-6)
+    found = to_numpy(layers.GroupNormalization(4, epsilon=1e-6)(x))
+    np.testing.assert_allclose(found, z.reshape(x.shape), atol=1e-4)
