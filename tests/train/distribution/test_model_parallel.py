@@ -33,6 +33,9 @@ CONFIGS = [
     {"num_registers": 3, "layer_scale": 1e-5, "qk_norm": True, "representation_size": 12},
     {"class_token": False, "pooling": "mean", "qkv_bias": False, "position_embedding": "sincos_2d"},
     {"position_embedding": "learned_2d", "patch_norm": True, "num_classes": 0},
+    {"position_embedding": "learned+relative_bias", "key_bias": False, "image_size": 64},
+    {"position_embedding": "relative", "num_registers": 1},
+    {"position_embedding": "relative_mlp", "relative_mlp_dim": 6},
 ]
 
 
