@@ -16,6 +16,7 @@ class Format(enum.StrEnum):
     """The formats of `keras_vit.save_pretrained`, and Keras' own."""
 
     timm = "timm"
+    beit = "beit"
     huggingface = "huggingface"
     google = "google"
     big_vision = "big_vision"

@@ -5,6 +5,7 @@ says otherwise. `config.json` states the pixel range.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -378,6 +379,12 @@ def folded_registers(
     )
 
 
+def _is_square_table(rows: int, columns: int) -> bool:
+    """Whether a table of relative positions has as many rows as that of a square grid."""
+    offsets = (2 * rows - 1) * (2 * columns - 1)
+    return math.isqrt(offsets) ** 2 == offsets
+
+
 def read_deit3(header: Header) -> Reading:
     """Raw DeiT-III: LayerScale's gains have no module of their own."""
     reading = read_timm(header, RAW_DEIT3)
@@ -476,9 +483,36 @@ TIMM = Format(
 # Read-only, with the same rows.
 RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={}, bare=True)
 BEIT = dataclasses.replace(
-    RAW,
+    TIMM,
     name="beit",
     read_config=read_beit,
+    rows_to_write=lambda config: timm_rows(config, BEIT_NAMES),
+    writable={
+        **(TIMM.writable or {}),
+        "position_embedding": ("relative_bias", "learned+relative_bias"),
+        "class_token": (True,),
+        "key_bias": (True, False),
+        "qk_norm": (False,),
+        "gelu": ("exact",),
+        "pooling": ("mean", "token", None),
+        "final_norm": ("before_pooling", "after_pooling"),
+    },
+    limits=(
+        STANDARD_HEADS,
+        Limit(
+            lambda c: c.position_table is None or c.class_row,
+            "position_class_row must be True, where there is a table",
+        ),
+        Limit(
+            lambda c: c.key_bias != c.qkv_bias,
+            "key_bias must be False, because BEiT's keys have no bias",
+        ),
+        Limit(
+            lambda c: c.grid[0] == c.grid[1] or not _is_square_table(*c.grid),
+            "image_size must have another grid than {0.grid}, which timm takes for a square one",
+        ),
+    ),
+    json_files={"config.json": timm_config.beit_config_json},
     needs=(r"blocks\.0\.attn\.relative_position_bias_table$", r"rel_pos_bias\."),
 )
 DEIT3 = dataclasses.replace(

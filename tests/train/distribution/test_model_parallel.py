@@ -34,6 +34,9 @@ CONFIGS = [
     {"class_token": False, "pooling": "mean", "qkv_bias": False, "position_embedding": "sincos_2d"},
     {"position_embedding": "learned_2d", "patch_norm": True, "num_classes": 0},
     {"stem": "resnet", "stem_depths": (2,), "stem_width": 32},
+    {"position_embedding": "learned+relative_bias", "key_bias": False, "image_size": 64},
+    {"position_embedding": "relative", "num_registers": 1},
+    {"position_embedding": "relative_mlp", "relative_mlp_dim": 6},
 ]
 
 

@@ -106,6 +106,46 @@ def test_beit_resolution_equals_timm(tmp_path, kind, size):
 
 
 @pytest.mark.backend_free
+@pytest.mark.parametrize("kind", [k for k in BEITS if k not in ("pretrained, shared", "both")])
+def test_beit_round_trip_is_bitwise_and_timm_loads_it(tmp_path, kind):
+    import timm
+
+    source = beit(**BEITS[kind] | {"img_size": (24, 40)})
+    folder = timm_folder(tmp_path, source, "beit_base_patch16_224", BEITS[kind])
+    model = keras_vit.from_pretrained(folder)
+    back = keras_vit.save_pretrained(model, tmp_path / "back", format="beit")
+    sources.assert_same_file(back / "model.safetensors", sources.state(source))
+    again = timm.create_model(f"local-dir:{back}", pretrained=True).eval()
+    batch = images(24, 40)
+    np.testing.assert_allclose(torch_logits(again, batch), torch_logits(source, batch), atol=1e-6)
+    assert keras_vit.from_pretrained(back).config == model.config
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "key_bias must be False"),
+        (
+            {
+                "key_bias": False,
+                "position_embedding": "learned+relative_bias",
+                "position_class_row": False,
+            },
+            "position_class_row must be True",
+        ),
+        ({"key_bias": False, "gelu": "tanh"}, "gelu must be 'exact'"),
+        ({"key_bias": False, "position_embedding": "relative"}, "position_embedding must be"),
+        ({"key_bias": False, "image_size": (8, 40)}, "image_size must have another grid"),
+    ],
+)
+def test_beit_refuses_to_write_what_timm_cannot_compute(tmp_path, fields, message):
+    model = sources.random_vit(**{"position_embedding": "relative_bias", **fields})
+    with pytest.raises(ValueError, match=message):
+        keras_vit.save_pretrained(model, tmp_path / "model", format="beit")
+
+
+@pytest.mark.backend_free
 def test_beit_raw_files_have_an_index_and_a_head_of_pretraining(tmp_path):
     source = beit(**BEIT)
     more = {
