@@ -5,7 +5,17 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import huggingface_config
-from keras_vit.weights.formats.table import Empty, Format, Header, Pair, Reading, Row
+from keras_vit.weights.formats.table import (
+    PLAIN,
+    STANDARD_HEADS,
+    Empty,
+    Format,
+    Header,
+    Limit,
+    Pair,
+    Reading,
+    Row,
+)
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
@@ -23,7 +33,7 @@ MODEL_TYPES = {"dinov3_vit": (1e-5, 224)}
 HEADS = {4096: 32}
 # Names of the blocks in files, and in the memory of transformers 5.
 BLOCKS = ("layer", "model.layer")
-PLAIN, GATED = ("up_proj", "down_proj"), ("gate_proj", "up_proj", "down_proj")
+UNGATED, GATED = ("up_proj", "down_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
 def read_huggingface_dinov3(header: Header) -> Reading:
@@ -105,16 +115,75 @@ def _block(config, theirs, ours) -> Iterator[Row]:
     yield from linear(f"{theirs}.attention.o_proj", output, FROM_HEADS)
     yield from norm(f"{theirs}.norm2", f"{ours}/mlp_norm")
     gated = config.mlp == "swiglu"
-    yield from mlp(f"{theirs}.mlp", f"{ours}/mlp", GATED if gated else PLAIN, gated)
+    yield from mlp(f"{theirs}.mlp", f"{ours}/mlp", GATED if gated else UNGATED, gated)
     for number, branch in enumerate(("attention", "mlp"), 1):
         yield Pair(f"{theirs}.layer_scale{number}.lambda1", (f"{ours}/{branch}_scale/gamma",))
 
 
+def _rows_to_write(config: ViTConfig) -> Iterator[Row]:
+    """The table of names of a DINOv3ViTModel, which has a mask token too."""
+    yield from huggingface_dinov3_rows(config, empty_registers=True)
+    yield Empty("embeddings.mask_token", (1, 1, config.width))
+
+
+def config_json(config: ViTConfig) -> dict[str, Any]:
+    """The `config.json` of a DINOv3ViTModel."""
+    gated = config.mlp == "swiglu"
+    (height, width), (patch_height, patch_width) = config.image_size, config.patch_size
+    return {
+        "architectures": ["DINOv3ViTModel"],
+        "model_type": "dinov3_vit",
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": "silu" if gated else huggingface_config.ACTS[config.gelu],
+        "use_gated_mlp": gated,
+        "layer_norm_eps": config.norm_epsilon,
+        "image_size": height if height == width else [height, width],
+        "patch_size": patch_height if patch_height == patch_width else [patch_height, patch_width],
+        "num_channels": config.in_channels,
+        "query_bias": config.qkv_bias,
+        "key_bias": config.qkv_bias and config.key_bias,
+        "value_bias": config.qkv_bias,
+        "layerscale_value": config.layer_scale,
+        "num_register_tokens": config.num_registers,
+        "rope_theta": config.rope_base,
+        "pos_embed_rescale": config.rope_rescale,
+        "attention_dropout": config.attention_dropout,
+    }
+
+
+FREE = ("qkv_bias", "key_bias", "mlp", "layer_scale", "num_registers")
 HUGGINGFACE_DINOV3 = Format(
     name="huggingface_dinov3",
     mark=r"(?P<prefix>.*)embeddings\.patch_embeddings\.weight",
     needs=(r"(model\.)?layer\.0\.attention\.q_proj\.weight$",),
     read_config=read_huggingface_dinov3,
     rows=huggingface_dinov3_rows,
+    rows_to_write=_rows_to_write,
     dropped={r"embeddings\.mask_token$": "the mask token of pretraining"},
+    writable={name: values for name, values in PLAIN.items() if name not in FREE}
+    | {
+        "position_embedding": ("rope",),
+        "rope_coordinates": ("centered",),
+        "rope_order": ("rows_first",),
+        "rope_pairs": ("halves",),
+        "rope_offset": (0.0,),
+        "class_token": (True,),
+        "pooling": ("token",),
+        "num_classes": (0,),
+        "representation_size": (None,),
+    },
+    limits=(
+        STANDARD_HEADS,
+        Limit(
+            lambda c: c.layer_scale is not None,
+            "layer_scale must be a number: the format's models have LayerScale",
+        ),
+    ),
+    json_files={
+        "config.json": config_json,
+        "preprocessor_config.json": huggingface_config.preprocessor_json,
+    },
 )

@@ -76,7 +76,7 @@ class Derived:
 
 @dataclasses.dataclass(frozen=True)
 class Empty:
-    """An array of the source without elements."""
+    """An array of the source that holds nothing: without elements, or of zeros where written."""
 
     source: str
     shape: Shape

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import weights_sources as sources
+from conformance import arrays
 from weights_sources import assert_same_logits, bare, images, logits, torch_logits
 
 import keras_vit
@@ -274,15 +275,85 @@ def test_raw_dinov3_refuses_other_models(tmp_path, name, message):
         inspect(path, image_size=24)
 
 
+WRITTEN = {
+    "plain": {},
+    "gated": {"mlp": "swiglu", "num_registers": 0, "qkv_bias": False, "key_bias": True},
+    "other numbers": {"key_bias": True, "gelu": "tanh", "rope_base": 30.0, "norm_epsilon": 1e-3},
+    "not square": {"image_size": (16, 40), "patch_size": (8, 4), "in_channels": 1},
+}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_huggingface_dinov3_is_written_strictly_and_bitwise(tmp_path, kind):
+    import transformers
+
+    model = random_dinov3(**WRITTEN[kind])
+    folder = keras_vit.save_pretrained(model, tmp_path / "out", format="huggingface_dinov3")
+    source, loading = transformers.DINOv3ViTModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading.values()), loading
+    batch = images(*model.config.input_shape)
+    np.testing.assert_allclose(torch_logits(source.eval(), batch), logits(model, batch), atol=1e-5)
+    again = keras_vit.from_pretrained(folder)
+    assert again.config.replace(pixel_mean=0.5, pixel_std=0.5) == model.config.replace(
+        interpolation=again.config.interpolation
+    )
+    found, expected = arrays(again), arrays(model)
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value)
+
+
+def random_dinov3(**fields):
+    """A random model of the kind that transformers has."""
+    config = {
+        "image_size": 24,
+        "patch_size": 8,
+        "width": 32,
+        "depth": 2,
+        "num_heads": 4,
+        "mlp_dim": 28,
+        "num_classes": 0,
+        "key_bias": False,
+        "norm_epsilon": 1e-5,
+        "layer_scale": 0.5,
+        "num_registers": 2,
+        "position_embedding": "rope",
+    }
+    model = keras_vit.ViT(keras_vit.ViTConfig(**{**config, **fields}))
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(rng.normal(size=weight.shape) * 0.5)
+    return model
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_coordinates": "index"}, "rope_coordinates must be 'centered'"),
+        ({"rope_order": "columns_first"}, "rope_order must be 'rows_first'"),
+        ({"rope_pairs": "neighbors"}, "rope_pairs must be 'halves'"),
+        ({"rope_offset": 0.5}, "rope_offset must be 0.0"),
+        ({"position_embedding": "rope_mixed"}, "position_embedding must be 'rope'"),
+        ({"num_classes": 3}, "num_classes must be 0"),
+        ({"layer_scale": None}, "layer_scale must be a number"),
+        ({"pooling": "mean"}, "pooling must be 'token'"),
+    ],
+)
+def test_huggingface_dinov3_says_what_it_cannot_express(tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        keras_vit.save_pretrained(
+            random_dinov3(**fields), tmp_path / "out", format="huggingface_dinov3"
+        )
+
+
 @pytest.mark.backend_free
 def test_rotary_models_are_not_written_in_formats_without_them(tmp_path):
     from keras_vit.weights.formats import WRITABLE
     from keras_vit.weights.save import save_pretrained
 
-    source, config = timm_eva("vit_small_patch16_rope_224")
-    model = keras_vit.from_pretrained(sources.save(tmp_path / "f", sources.state(source), config))
-    batch = images()
-    np.testing.assert_allclose(logits(model, batch), torch_logits(source, batch), atol=1e-5)
+    model = random_dinov3(num_classes=3)
     for format in WRITABLE:
-        with pytest.raises(ValueError, match="position_embedding must be"):
+        with pytest.raises(ValueError, match="position_embedding must be|num_classes must be 0"):
             save_pretrained(model, tmp_path / format, format=format)
