@@ -1,4 +1,4 @@
-"""The digits: a tiny ViT must learn them with nothing but `model.fit`, on every backend."""
+"""The digits: a tiny ViT must learn them with plain `model.fit`, on every backend."""
 
 import json
 
@@ -14,7 +14,7 @@ def test_digits_reach_95_percent(tmp_path):
     recipe = train.load_recipe("digits")
     reached = train.train(recipe, tmp_path / "run", verbose=0)
     assert reached["top1"] > 0.95
-    # The negative control: the same pictures mean nothing to a model that was never trained.
+    # The negative control: an untrained model.
     source = train.open_source(recipe.data)
     untrained = keras_vit.ViT(train.build_model(recipe, source).config)
     train.compile_model(untrained, recipe, 1000)
@@ -22,7 +22,7 @@ def test_digits_reach_95_percent(tmp_path):
     assert untrained.evaluate(batches, verbose=0, return_dict=True)["accuracy"] < 0.2
 
 
-def test_demo_leaves_a_model_a_picture_and_an_export(tmp_path, capsys):
+def test_demo_writes_a_model_figures_and_exports(tmp_path, capsys):
     run, exports = tmp_path / "run", tmp_path / "exports"
     assert demo.main(["--epochs", "1", "--out", str(run), "--export", str(exports)]) == 0
     printed = capsys.readouterr().out
