@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import keras
-
 TESTS = Path(__file__).parent
+# A tiny model compiles for longer than it runs: a quarter of the time of the tests on JAX.
+QUICK_JAX = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def run_together(commands, environments=({},), timeout=280):
@@ -47,13 +47,14 @@ def _wait(child, timeout):
 
 
 def forced_devices(number):
-    """The variable that gives JAX several CPU devices, with the flags of tests/conftest.py."""
-    count = f"--xla_force_host_platform_device_count={number}"
-    return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {count}"}
+    """The variable that gives JAX several CPU devices."""
+    return {"XLA_FLAGS": f"{QUICK_JAX} --xla_force_host_platform_device_count={number}"}
 
 
 def environments(number=2, **extra):
     """The variables of each process that trains with others, with free ports."""
+    import keras  # not before tests/conftest.py has set the flags
+
     with contextlib.ExitStack() as stack:
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in free]

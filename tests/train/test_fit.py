@@ -41,6 +41,12 @@ def values(model):
     return {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
 
 
+@pytest.fixture
+def without_figures(monkeypatch):
+    """A run without the figures of its report, which `finished` has; JAX compiles them for long."""
+    monkeypatch.setattr(fit.report_figures, "draw", lambda *_: [])
+
+
 # -- the model
 
 
@@ -169,6 +175,7 @@ class Count(keras.callbacks.Callback):
         self.weights.append(values(self.model))
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_steps_and_evaluations_follow_the_recipe(tmp_path):
     count = Count()
     wanted = override(DIGITS, ["run.batch_size=600", "run.steps=9", "evaluation.every=3"])
@@ -178,6 +185,7 @@ def test_steps_and_evaluations_follow_the_recipe(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
 def test_steps_per_execution_and_a_short_last_epoch(tmp_path):
     count = Count()
     wanted = override(DIGITS, ["run.batch_size=500", "run.steps=10", "run.steps_per_execution=2"])
@@ -230,6 +238,7 @@ def test_saved_model_does_not_need_the_training_library(finished):
     assert np.abs(values(untrained)["head/kernel"] - values(model)["head/kernel"]).max() > 1e-3
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_average_is_evaluated_and_saved(tmp_path):
     """Each epoch is one step, so every step's weights are known; NumPy averages them again."""
     count = Count()
@@ -252,6 +261,7 @@ def test_average_is_evaluated_and_saved(tmp_path):
     assert last["val_loss"] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("method", ["lora", pytest.param("linear_probe", marks=pytest.mark.slow)])
 def test_frozen_weights_stay_and_adapters_are_merged(method, tmp_path):
     trained = []
@@ -347,6 +357,7 @@ def test_full_disk_is_detected_before_training(tmp_path, monkeypatch):
 # -- resuming
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_extended_run_that_is_interrupted_at_once_is_not_finished(finished, tmp_path):
     folder, wanted, _ = finished
     copy = shutil.copytree(folder, tmp_path / "copy")
