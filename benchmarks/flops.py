@@ -1,10 +1,10 @@
-"""What a Vision Transformer costs: floating-point operations, counted from its config.
+"""The floating-point operations of a Vision Transformer, counted from its config.
 
 Shapes: N patches, T tokens, D width, h heads, d head size, K classes. A product of (m, k) with
 (k, n) costs 2 m k n. Only products count: norms, softmax and GELU are left out, as is usual.
 """
 
-TRAINING = 3  # backward makes two products, for the inputs and for the weights, of each forward one
+TRAINING = 3  # each forward product has two backward ones, for the inputs and for the weights
 
 
 def forward(config):
@@ -21,11 +21,11 @@ def forward(config):
 
 
 def fused(config):
-    """Of the fused graph, whose last block computes what is read of it: the first token."""
+    """Operations of the fused graph, whose last block computes only the first token."""
     if config.pooling != "token":
         return forward(config)
     width, heads = config.width, config.num_heads * config.key_dim
-    # Of each other token: query and output projection, its attention, its MLP.
+    # Every other token saves its query, attention, output projection and MLP.
     each = 2 * (2 * width * heads) + 2 * (2 * config.num_tokens * heads)
     each += 2 * (2 * width * config.mlp_dim)
     return forward(config) - (config.num_tokens - 1) * each

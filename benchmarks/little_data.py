@@ -1,7 +1,7 @@
-"""`python -m benchmarks.little_data`: a ViT beside a CNN of its size, by the number of pictures.
+"""`python -m benchmarks.little_data`: a ViT and a CNN of its size, by the number of training images.
 
-Fashion-MNIST, both from nothing, with the same optimizer, steps, batches and pictures, and without
-augmentation. What is left to differ is what each knows of pictures beforehand.
+Both learn Fashion-MNIST from scratch, with the same optimizer, steps, batches and images, and
+without augmentation. They differ only in what their architecture assumes about images.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def vit():
 
 
 def cnn():
-    """Four convolutions of 3x3, halving the picture twice, then the mean over places."""
+    """Four convolutions of 3x3 that halve the image twice, then the mean over positions."""
     import keras
 
     layers = [keras.Input((28, 28, 1))]
@@ -75,7 +75,7 @@ def cnn():
 
 
 def accuracy(model, train, test, count, steps, batch_size=64):
-    """Share of the test pictures that a model gets right after training on `count` others."""
+    """Test accuracy of a model after training on `count` images."""
     import keras
 
     keras.utils.set_random_seed(SEED)
@@ -88,7 +88,7 @@ def accuracy(model, train, test, count, steps, batch_size=64):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
     )
-    # An epoch of a few pictures would be a few steps: all steps are one epoch, in a drawn order.
+    # An epoch of a few images would be a few steps, so all steps are one epoch in random order.
     rng = np.random.default_rng(SEED)
     rounds = -(-steps * batch_size // count)
     order = np.concatenate([rng.permutation(count) for _ in range(rounds)])[: steps * batch_size]

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.pipeline`: training pictures a second that one core makes, side by side.
+"""`python -m benchmarks.pipeline`: training images a second on one core, in several libraries.
 
-From a JPEG of 500x375 pixels to a batch for the model: a random part of it in 224x224, flip,
-RandAugment(2, 10), normalization, MixUp(0.2). Everyone has one thread, and what is counted is
-processor time, so that a busy machine changes little. The contenders take turns.
+From JPEGs of 500x375 pixels to a batch for the model: a random crop at 224x224, flip,
+RandAugment(2, 10), normalization, MixUp(0.2). Each contender has one thread, and processor time is
+measured, so that a busy machine changes little. The contenders run in turns.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def _options():
 
 
 def make_pictures(number):
-    """Photographs as JPEG: windows of scikit-learn's two sample pictures, of different scales."""
+    """Photographs as JPEG: crops of scikit-learn's two sample images, at different scales."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_image
@@ -71,7 +71,7 @@ def make_pictures(number):
 
 
 def _tensorflow(pictures):
-    """Functions that return an iterator of batches, for all that runs in tf.data."""
+    """Functions that return an iterator of batches, for the contenders in tf.data."""
     import keras
     import tensorflow as tf
 
@@ -106,8 +106,8 @@ def _tensorflow(pictures):
         one.threading.private_threadpool_size = 1
         one.threading.max_intra_op_parallelism = 1
         one.autotune.enabled = False
-        # By default `map` becomes parallel and makes the next batch in the background, in the time
-        # of whoever is measured then.
+        # By default `map` becomes parallel and makes the next batch in the background, while the
+        # next contender is measured.
         one.experimental_optimization.apply_default_optimizations = False
         return iter(dataset.with_options(one))
 
@@ -124,7 +124,7 @@ def _tensorflow(pictures):
         return batches(crop, per_batch)
 
     def keras_cv():
-        # Imported here: it prints, and may not be there.
+        # Imported here: it prints, and may not be installed.
         from keras_cv.layers import RandAugment
 
         return layer_then_mixed(RandAugment((0, 255), LAYERS, magnitude=MAGNITUDE / 10))
@@ -216,7 +216,7 @@ def _measure(makers, options):
 
 
 def _check_idle(row):
-    """Raises if a contender goes on working when its turn is over: the next one would pay."""
+    """Raises if a contender still works after its turn, in the time of the next one."""
     begin = time.process_time()
     time.sleep(0.1)
     worked = time.process_time() - begin
@@ -227,7 +227,7 @@ def _check_idle(row):
 
 
 def _report(record):
-    table = Table("contender", "stage", box=box.SIMPLE, title="Pictures a second of one core")
+    table = Table("contender", "stage", box=box.SIMPLE, title="Images a second on one core")
     for column in ("img/s", "median", "x timm"):
         table.add_column(column, justify="right")
     rows = record["rows"]

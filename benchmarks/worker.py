@@ -1,7 +1,7 @@
 """The child of a benchmark: all contenders of one backend, dtype and mode, timed in turns.
 
-The backend is that of the process, so each gets a process of its own: a job in JSON as the only
-argument, the result in JSON on stdout, progress on stderr.
+Each backend needs its own process. The job in JSON is the only argument; the result goes to stdout
+as JSON, progress to stderr.
 """
 
 import gc
@@ -52,7 +52,7 @@ def variant_config(variant):
 
 
 def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
-    """Times every contender; what is not installed or fails is a row as well."""
+    """Times every contender; one that is not installed or fails gets a row, too."""
     backend = keras.backend.backend()
     names = names or contenders.names(backend, mode)
     rng = np.random.default_rng(0)
@@ -97,7 +97,7 @@ def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
 
 
 def _prepare(steps, name, config, dtype, mode, images, labels):
-    """Builds and warms up a contender; its row."""
+    """Builds and warms up a contender; returns its row."""
     try:
         begin = time.perf_counter()
         step, parameters = contenders.step(name, config, dtype, mode, images, labels)

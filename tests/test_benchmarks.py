@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic, and that a contender is measured, fails or is missing in sight."""
+"""The arithmetic of the benchmark, and how failed and missing contenders are reported."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def shown(group):
 
 
 def fake(monkeypatch, steps):
-    """Contenders that are functions, under the names of packages."""
+    """Replaces contenders by functions, under the names of packages."""
     monkeypatch.setattr(contenders, "step", lambda name, *_: (steps[name], 7))
 
 
@@ -46,7 +46,7 @@ def test_flops_match_count_by_hand():
     assert flops.forward(TINY.replace(num_registers=1)) > patches + block + head
 
 
-def test_flops_of_vit_b16_are_the_known_ones():
+def test_flops_of_vit_b16_agree_with_published_numbers():
     assert round(flops.forward(worker.variant_config("vit_b16")) / 1e9, 1) == 35.1
     assert round(flops.forward(worker.variant_config("vit_b32")) / 1e9, 1) == 8.8
 
@@ -125,6 +125,6 @@ def test_contenders_are_one_model():
     assert deeper["parameters"] not in counts.values()
 
 
-def test_parent_names_contenders_without_a_backend():
+def test_throughput_does_not_import_keras_itself():
     code = "import benchmarks.throughput, sys; assert 'keras' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
