@@ -26,11 +26,9 @@ COLUMNS = ("model", "file", "accuracy", "loses", "same class", "MB", "ms", "x dy
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.int8", description=__doc__)
     parser.add_argument("runs", nargs="*", type=pathlib.Path, help="folders that training wrote")
-    parser.add_argument("--calibration", type=int, default=200, help="training pictures to use")
+    parser.add_argument("--calibration", type=int, default=200, help="training images to use")
     parser.add_argument("--images", type=int, help="test images; by default all")
-    parser.add_argument(
-        "--rounds", type=int, default=300, help="rounds of the latency, files in turns"
-    )
+    parser.add_argument("--rounds", type=int, default=300, help="rounds of the latency")
     options = parser.parse_args()
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     table = Table(*COLUMNS[:2], box=box.SIMPLE, pad_edge=False)
@@ -43,7 +41,7 @@ def main():
     console = Console(width=100)
     console.print(table)
     console.print(
-        "ms: one image, one thread, the best round. loses: percentage points, compared with the model."
+        "ms: one image, one thread, best round. loses: percentage points less than the model."
     )
     console.print(machine.line(machine.describe()), markup=False, highlight=False)
 
@@ -55,8 +53,8 @@ def rows(run, calibration, images, rounds):
 
     model = keras_vit.runtime.open(run).model
     source = json.loads((run / "recipe.json").read_text())["data"]["source"]
-    typical, _ = _pictures(source, "train", calibration)
-    pixels, labels = _pictures(source, "test", images)
+    typical, _ = _load_images(source, "train", calibration)
+    pixels, labels = _load_images(source, "test", images)
     typical, pixels = (normalize(part, model.config) for part in (typical, pixels))
     files = make_files(model, typical)
     times = _latencies(files.values(), pixels[:1], rounds)
@@ -148,7 +146,7 @@ def _invoke(interpreter, image):
     return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
 
-def _pictures(source, split, count):
+def _load_images(source, split, count):
     """Pixels and labels of a `tfds:` dataset."""
     import tensorflow_datasets as tfds
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.loading`: seconds and memory of loading a checkpoint, compared with other libraries."""
+"""`python -m benchmarks.loading`: seconds and memory of loading a checkpoint, by library."""
 
 import argparse
 import importlib.util

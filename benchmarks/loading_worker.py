@@ -42,8 +42,8 @@ def main():
 def measure(contender, path, stage):
     """Seconds, and the peak of memory that the stage adds.
 
-    "load" and "build" (only the model) run first in their process. "warm" builds once unmeasured, so
-    that the framework has compiled, then builds and loads: the difference is what loading adds.
+    "load" and "build" (only the model) run first in their process. "warm" builds once unmeasured,
+    which compiles, then builds and loads: the difference is what loading adds.
     "refill" loads into an existing model and reads the .npz with NumPy, in turns.
     """
     build, load = prepare(contender, path)

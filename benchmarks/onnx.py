@@ -164,9 +164,7 @@ def _export_torch(side, config, batch, threads, path):
         )
     error = float(np.abs(_function(path, threads)(images) - expected).max() / np.ptp(expected))
     if not error < TOLERANCE:
-        raise RuntimeError(
-            f"the file does not agree with its model: {error:.1e} of the logits' range"
-        )
+        raise RuntimeError(f"the file differs from its model: {error:.1e} of the logits' range")
     return error
 
 

@@ -17,8 +17,6 @@ def matrix_product(config, batch, dtype):
 
     def product():
         result = keras.ops.matmul(a, b)
-        return (
-            result.block_until_ready() if jax else result
-        )  # JAX returns before the result is computed
+        return result.block_until_ready() if jax else result  # JAX returns before it has a result
 
     return product, 2 * rows * inner * columns

@@ -1,7 +1,7 @@
 """`python -m benchmarks.pictures`: draws the figures of docs/explain.md and of the front page.
 
 They show the models of two runs, `runs/cifar10` and `runs/fashion`, on the first images of their
-test data. Each file is written atomically. `--only rollout` draws those with that word in their name.
+test data. Each file is written atomically. `--only rollout` draws those with this in their name.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pipeline`: training images a second on one core, in several libraries.
+"""`python -m benchmarks.pipeline`: training images a second on one core, by library.
 
 From JPEGs of 500x375 pixels to a batch for the model: a random crop at 224x224, flip,
 RandAugment(2, 10), normalization, MixUp(0.2). Each contender has one thread, and processor time is
@@ -33,8 +33,8 @@ def main():
     record = {"machine": machine.describe(), "batch": BATCH, "size": SIZE}
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    pictures = make_pictures(options.pictures)
-    makers = {**_tensorflow(pictures), **_timm(pictures)}
+    images = make_jpegs(options.images)
+    makers = {**_tensorflow(images), **_timm(images)}
     record["rows"] = _measure(makers, options)
     machine.write(options.json, record)
     _report(record)
@@ -45,20 +45,20 @@ def _options():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--batches", type=positive, default=4, help="batches a round")
-    parser.add_argument("--pictures", type=positive, default=36, help="different JPEGs")
+    parser.add_argument("--images", type=positive, default=36, help="different JPEGs")
     parser.add_argument("--only", nargs="*", help="contenders whose name has one of these in it")
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
     return parser.parse_args()
 
 
-def make_pictures(number):
+def make_jpegs(number):
     """Photographs as JPEG: crops of scikit-learn's two sample images, at different scales."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_image
 
     rng = np.random.default_rng(0)
-    pictures = []
+    images = []
     for i in range(number):
         photo = Image.fromarray(load_sample_image(("china.jpg", "flower.jpg")[i % 2]))
         scale = rng.uniform(0.9, 1.2)
@@ -66,11 +66,11 @@ def make_pictures(number):
         left, top = rng.integers(photo.width - 500 + 1), rng.integers(photo.height - 375 + 1)
         encoded = io.BytesIO()
         photo.crop((left, top, left + 500, top + 375)).save(encoded, "JPEG", quality=90)
-        pictures.append(encoded.getvalue())
-    return pictures
+        images.append(encoded.getvalue())
+    return images
 
 
-def _tensorflow(pictures):
+def _tensorflow(images):
     """Functions that return an iterator of batches, for the contenders in tf.data."""
     import keras
     import tensorflow as tf
@@ -92,13 +92,13 @@ def _tensorflow(pictures):
         mixup=MIXUP,
     )
 
-    def batches(per_picture, per_batch=None):
-        def picture(number, encoded):
-            return augment_image(encoded, config, per_picture, tf.stack([0, number]))
+    def batches(per_image, per_batch=None):
+        def image(number, encoded):
+            return augment_image(encoded, config, per_image, tf.stack([0, number]))
 
-        encoded = tf.data.Dataset.from_tensor_slices(pictures).repeat()
+        encoded = tf.data.Dataset.from_tensor_slices(images).repeat()
         dataset = tf.data.Dataset.zip(tf.data.Dataset.counter(dtype=tf.int32), encoded)
-        dataset = dataset.map(picture).batch(BATCH, drop_remainder=True)
+        dataset = dataset.map(image).batch(BATCH, drop_remainder=True)
         if per_batch is not None:
             dataset = tf.data.Dataset.zip(tf.data.Dataset.counter(dtype=tf.int32), dataset)
             dataset = dataset.map(per_batch)
@@ -141,7 +141,7 @@ def _tensorflow(pictures):
     }
 
 
-def _timm(pictures):
+def _timm(images):
     """The same for timm, whose RandAugment leaves out half of the layers unless p is 1."""
 
     def make(auto_augment, whole=True):
@@ -172,8 +172,8 @@ def _timm(pictures):
         while True:
             samples = []
             for _ in range(BATCH):
-                picture = Image.open(io.BytesIO(pictures[number % len(pictures)]))
-                samples.append((transform(picture.convert("RGB")), 0))
+                image = Image.open(io.BytesIO(images[number % len(images)]))
+                samples.append((transform(image.convert("RGB")), 0))
                 number += 1
             images, _ = torch.utils.data.default_collate(samples)
             yield mixup(images, labels) if whole else images

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.throughput`: images a second, forward and in training, in several libraries."""
+"""`python -m benchmarks.throughput`: images a second, forward and in training, by library."""
 
 import argparse
 import importlib.util

@@ -167,7 +167,7 @@ def _once(entry):
     return pytest.param(entry, marks=pytest.mark.backend_free) if free else entry
 
 
-@pytest.mark.parametrize("entry", map(_once, ENTRIES))
+@pytest.mark.parametrize("entry", [_once(entry) for entry in ENTRIES])
 def test_normalized_pixels_and_uint8_cause_no_warning(entry):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
