@@ -19,12 +19,14 @@ SEED = 0
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.little_data", description=__doc__)
-    parser.add_argument("--images", nargs="+", type=int, default=[300, 1000, 3000, 10_000, 60_000])
+    parser.add_argument(
+        "--pictures", nargs="+", type=int, default=[300, 1000, 3000, 10_000, 60_000]
+    )
     parser.add_argument("--steps", type=int, default=600, help="steps of 64 images")
     options = parser.parse_args()
     train, test = _fashion("train"), _fashion("test")
     table = Table("images", "ViT", "CNN", "seconds", box=box.SIMPLE)
-    for count in options.images:
+    for count in options.pictures:
         begin = time.perf_counter()
         scores = [accuracy(make(), train, test, count, options.steps) for make in (vit, cnn)]
         seconds = f"{time.perf_counter() - begin:.0f}"

@@ -33,8 +33,8 @@ def main():
     record = {"machine": machine.describe(), "batch": BATCH, "size": SIZE}
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    images = make_jpegs(options.images)
-    makers = {**_tensorflow(images), **_timm(images)}
+    jpegs = make_jpegs(options.images)
+    makers = {**_tensorflow(jpegs), **_timm(jpegs)}
     record["rows"] = _measure(makers, options)
     machine.write(options.json, record)
     _report(record)
@@ -58,7 +58,7 @@ def make_jpegs(number):
     from sklearn.datasets import load_sample_image
 
     rng = np.random.default_rng(0)
-    images = []
+    jpegs = []
     for i in range(number):
         photo = Image.fromarray(load_sample_image(("china.jpg", "flower.jpg")[i % 2]))
         scale = rng.uniform(0.9, 1.2)
@@ -66,11 +66,11 @@ def make_jpegs(number):
         left, top = rng.integers(photo.width - 500 + 1), rng.integers(photo.height - 375 + 1)
         encoded = io.BytesIO()
         photo.crop((left, top, left + 500, top + 375)).save(encoded, "JPEG", quality=90)
-        images.append(encoded.getvalue())
-    return images
+        jpegs.append(encoded.getvalue())
+    return jpegs
 
 
-def _tensorflow(images):
+def _tensorflow(jpegs):
     """Functions that return an iterator of batches, for the contenders in tf.data."""
     import keras
     import tensorflow as tf
@@ -96,7 +96,7 @@ def _tensorflow(images):
         def image(number, encoded):
             return augment_image(encoded, config, per_image, tf.stack([0, number]))
 
-        encoded = tf.data.Dataset.from_tensor_slices(images).repeat()
+        encoded = tf.data.Dataset.from_tensor_slices(jpegs).repeat()
         dataset = tf.data.Dataset.zip(tf.data.Dataset.counter(dtype=tf.int32), encoded)
         dataset = dataset.map(image).batch(BATCH, drop_remainder=True)
         if per_batch is not None:
@@ -141,7 +141,7 @@ def _tensorflow(images):
     }
 
 
-def _timm(images):
+def _timm(jpegs):
     """The same for timm, whose RandAugment leaves out half of the layers unless p is 1."""
 
     def make(auto_augment, whole=True):
@@ -172,7 +172,7 @@ def _timm(images):
         while True:
             samples = []
             for _ in range(BATCH):
-                image = Image.open(io.BytesIO(images[number % len(images)]))
+                image = Image.open(io.BytesIO(jpegs[number % len(jpegs)]))
                 samples.append((transform(image.convert("RGB")), 0))
                 number += 1
             images, _ = torch.utils.data.default_collate(samples)
