@@ -5,8 +5,7 @@ arrays to NumPy, the way its own users run it. Packages are imported where they 
 parent of the benchmark reads the names without loading a backend.
 """
 
-import importlib.util
-import sys
+from benchmarks import machine
 
 KERAS = ("keras_vit", "keras_hub")
 TORCH = ("timm", "torchvision", "transformers", "vit_pytorch")
@@ -44,7 +43,7 @@ def step(name, config, dtype, mode, images, labels):
 def build(name, config, dtype):
     """The model: logits from images, no dropout, no weights loaded."""
     if name in TORCH:
-        _import_torchvision()
+        machine.import_torchvision()
     return _BUILDERS[name](config, dtype)
 
 
@@ -176,23 +175,6 @@ def _torch_step(model, dtype, mode, images, labels):
 
     model.train(mode == "train")
     return train if mode == "train" else forward
-
-
-def _import_torchvision():
-    """timm and transformers import it too, and a build for another torch fails on its operators.
-
-    A ViT needs none of them, so a missing one may stay unregistered.
-    """
-    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
-        return
-    import torch
-
-    register = torch.library.register_fake
-    torch.library.register_fake = lambda *args, **kwargs: lambda function: function
-    try:
-        import torchvision  # noqa: F401
-    finally:
-        torch.library.register_fake = register
 
 
 _BUILDERS = {

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 
-from benchmarks import contenders
+from benchmarks import contenders, machine
 
 GOOGLE, TIMM, FOLDER = "google.npz", "timm.safetensors", "huggingface"
 FILES = (GOOGLE, TIMM, FOLDER)
@@ -86,7 +86,7 @@ def prepare(contender, path):
     if contender in READERS:
         return None, _reader(contender, path)
     if contender in contenders.TORCH:
-        contenders._import_torchvision()
+        machine.import_torchvision()
     return {
         "keras_vit": _keras_vit,
         "keras_hub": _keras_hub,

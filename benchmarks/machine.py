@@ -1,12 +1,14 @@
 """The machine of a measurement, and the environment of the processes that measure."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
 import platform
 import re
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -74,3 +76,27 @@ def write(path, record):
 def say(text):
     """Prints a line about the progress."""
     print(text, file=sys.stderr, flush=True)
+
+
+def seconds(function):
+    """How long a call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def import_torchvision():
+    """timm and transformers import it too, and a build for another torch fails on its operators.
+
+    A ViT needs none of them, so a missing one may stay unregistered.
+    """
+    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
+        return
+    import torch
+
+    register = torch.library.register_fake
+    torch.library.register_fake = lambda *args, **kwargs: lambda function: function
+    try:
+        import torchvision  # noqa: F401
+    finally:
+        torch.library.register_fake = register

@@ -200,7 +200,7 @@ def measure(sides, config, batch, rounds, budget):
     begin = time.perf_counter()
     for i in range(rounds):
         for name, (function, _) in sides.items():
-            times[name].append(_seconds(lambda f=function: f(images)))
+            times[name].append(machine.seconds(lambda f=function: f(images)))
         if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
             break
     return {
@@ -215,12 +215,6 @@ def measure(sides, config, batch, rounds, budget):
             for name, seconds in times.items()
         },
     }
-
-
-def _seconds(function):
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import machine
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "parity.json"
 BASE = {"width": 768, "heads": 12, "mlp": 3072, "depth": 12, "patch": (16, 16), "rows": 196}
@@ -95,7 +97,7 @@ def measure(source: str, batch: int = 2) -> dict:
 
     import keras_vit
 
-    import_torchvision()
+    machine.import_torchvision()
     model_name, make = SOURCES[source]
     images = np.random.default_rng(1).standard_normal((batch, 224, 224, 3)).astype("float32")
     with tempfile.TemporaryDirectory() as folder:
@@ -115,18 +117,6 @@ def measure(source: str, batch: int = 2) -> dict:
         "relative": difference / spread,
         "seconds_to_load": round(seconds, 2),
     }
-
-
-def import_torchvision():
-    """timm and transformers import it, and its usual build does not import beside a CPU torch."""
-    import torch
-
-    real = torch.library.register_fake
-    torch.library.register_fake = lambda *args, **kwargs: lambda function: function
-    try:
-        import torchvision  # noqa: F401
-    finally:
-        torch.library.register_fake = real
 
 
 def randomize(module, seed=0):

@@ -145,15 +145,9 @@ def _timm(jpegs):
     """The same for timm, whose RandAugment leaves out half of the layers unless p is 1."""
 
     def make(auto_augment, whole=True):
-        # As tests/conftest.py says: the usual torchvision does not import beside a CPU torch.
         import torch
 
-        real = torch.library.register_fake
-        torch.library.register_fake = lambda *args, **kwargs: lambda function: function
-        try:
-            import torchvision  # noqa: F401
-        finally:
-            torch.library.register_fake = real
+        machine.import_torchvision()
         from PIL import Image
         from timm.data import Mixup, create_transform
 

@@ -193,8 +193,8 @@ def measure(sides, config, dtype, batch, rounds, budget):
     begin = time.perf_counter()
     for i in range(rounds):
         for name, function in sides.items():
-            times[name].append(_seconds(lambda f=function: f(images).numpy()))
-        products += [_seconds(product) for _ in range(PRODUCTS)]
+            times[name].append(machine.seconds(lambda f=function: f(images).numpy()))
+        products += [machine.seconds(product) for _ in range(PRODUCTS)]
         if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
             break
     top = product_flops / min(products)
@@ -216,12 +216,6 @@ def measure(sides, config, dtype, batch, rounds, budget):
             for name, seconds in times.items()
         },
     }
-
-
-def _seconds(function):
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

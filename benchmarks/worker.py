@@ -71,10 +71,10 @@ def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
     gc.collect()
     begin = time.perf_counter()
     for i in range(1, rounds + 1):
-        products += [_seconds(product) for _ in range(PRODUCTS)]
+        products += [machine.seconds(product) for _ in range(PRODUCTS)]
         for name in list(steps):
             try:
-                times[name].append(_seconds(steps[name]))
+                times[name].append(machine.seconds(steps[name]))
             except Exception as error:
                 rows[name] = _failed(steps.pop(name), error)
         spent = time.perf_counter() - begin
@@ -126,12 +126,6 @@ def _summary(times, batch, per_step, top):
         "images_per_second_median": batch / statistics.median(times),
         "share_of_peak": per_step / best / top,
     }
-
-
-def _seconds(function):
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_run_without_tests_fails_only_if_no_backend_has_any(suite, disk, capfd):
     assert run.main(["torch"]) == 1
 
 
-def test_run_that_crashes_has_failed(suite, disk, capfd):
+def test_run_that_crashes_fails(suite, disk, capfd):
     suite("import os\ndef test_a(): os._exit(9)")
     assert run.main(["torch"]) == 1
     assert "FAILED   pytest ended with exit code 9, 0 passed, 1 failed" in capfd.readouterr().out

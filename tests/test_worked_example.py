@@ -173,7 +173,7 @@ def numpy_features(weights, image):
     return norm(z, "encoder_norm")[0]  # (D,)
 
 
-def test_features_are_the_equations(page, array):
+def test_features_agree_with_the_equations(page, array):
     names = page[0]
     expected = numpy_features(weights_of(names["model"]), names["image"])
     np.testing.assert_allclose(array("features"), expected, atol=1e-5)
@@ -197,7 +197,7 @@ def test_features_depend_on_every_weight(page, array):
             assert difference > 1e-4, path
 
 
-def test_features_are_the_equations_for_random_norms_too(page):
+def test_features_agree_with_the_equations_for_random_norms(page):
     """The page leaves the LayerNorms at 1 and 0; here every weight is random."""
     rng = np.random.default_rng(0)
     model = ViT(page[0]["config"])

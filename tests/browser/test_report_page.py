@@ -89,7 +89,7 @@ def test_chromium_records_problems_and_requests(chromium, tmp_path):
         ("large", {"queries"}),
     ],
 )
-def test_page_of_any_model_loads_alone(chromium, tmp_path, monkeypatch, kind, missing):
+def test_page_of_any_model_loads_offline(chromium, tmp_path, monkeypatch, kind, missing):
     one = KINDS["paper"].replace(image_size=8, in_channels=5)
     config = {"one_patch": one, "large": CONFIG}.get(kind) or KINDS[kind]
     if kind == "large":

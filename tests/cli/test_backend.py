@@ -36,7 +36,7 @@ def test_chosen_backend_is_installed(
     assert bool(caplog.messages) == (expected not in (None, chosen, prefer))
 
 
-def test_backend_missing_says_what_to_install(monkeypatch, tmp_path):
+def test_missing_backend_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setenv("KERAS_BACKEND", "")
     monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)

@@ -134,7 +134,7 @@ def test_module_is_the_command():
 
 
 @pytest.mark.slow
-def test_command_converts_in_a_process_of_its_own(checkpoint, tmp_path):
+def test_command_converts_in_a_separate_process(checkpoint, tmp_path):
     done = start("convert", str(checkpoint), str(tmp_path / "a.keras"), "--format", "keras")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == str(tmp_path / "a.keras")

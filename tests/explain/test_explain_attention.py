@@ -280,7 +280,7 @@ def test_attention_distance_skips_queries_without_attention_to_patches(monkeypat
 
 
 @pytest.mark.only_on("tensorflow")  # compares bits
-def test_attention_entropy_in_nats(monkeypatch):
+def test_attention_entropy_is_in_nats(monkeypatch):
     model, x, expected = case("registers")
     found = explain.attention_entropy(model, x)
     rows = -(expected * np.log(expected)).sum(-1)

@@ -8,6 +8,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+from conformance import TINY
 
 import keras_vit
 from keras_vit import ViT, ViTConfig
@@ -16,10 +17,6 @@ from keras_vit.runtime.base import check_input, stated
 from keras_vit.weights.files.rules import Refused
 from keras_vit.weights.json_rules import CONFIG, METADATA
 from keras_vit.weights.load import inspect
-
-TINY = ViTConfig(
-    image_size=(24, 16), patch_size=8, width=20, num_heads=5, mlp_dim=28, depth=2, num_classes=3
-)
 
 BEYOND = {
     "image_size": 10**9,
@@ -119,7 +116,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize("kind", OPEN)
-def test_sane_files_load(saved, tmp_path, kind):
+def test_valid_files_load(saved, tmp_path, kind):
     spoil, load = OPEN[kind]
     config = load(spoil(saved, tmp_path, {"drop_path": 0.0})).config
     assert config == TINY.replace(interpolation=config.interpolation)

@@ -107,7 +107,7 @@ def test_learning_rate(name):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("name", NAMES)
-def test_augmentation(name):
+def test_augmentation_of_the_recipe(name):
     assert load_recipe(name).augment == AUGMENT[name]
 
 
@@ -164,7 +164,7 @@ def test_trains_on_mock_data(name):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("name", NAMES)
-def test_decay(name):
+def test_weight_decay(name):
     recipe = small(name)
     model = build_model(recipe, mock(name))
     kept = {path.split("/")[-2] for path, decay in decays(model).items() if decay}

@@ -64,7 +64,7 @@ def same(a, b):
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("processes", [3])
-def test_train_batches_are_cut_into_parts(split, augment, processes):
+def test_train_batches_are_split_into_parts(split, augment, processes):
     split, augment = SPLITS[split](), AUGMENTS[augment]
     whole = batches(split, augment)
     parts = [batches(split, augment, process=i, processes=processes) for i in range(processes)]

@@ -72,7 +72,7 @@ def digits_as_bytes():
     return (digits.images * (255 / 16)).round().astype("uint8"), digits.target
 
 
-def test_digits_are_those_of_scikit_learn():
+def test_digits_agree_with_scikit_learn():
     source = sources.open_source(Data("digits"))
     known = {picture.tobytes(): label for picture, label in zip(*digits_as_bytes(), strict=True)}
     labels = [known[np.asarray(p)[..., 0].tobytes()] for p in source.test.images]

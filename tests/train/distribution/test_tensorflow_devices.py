@@ -204,7 +204,7 @@ def test_correction_leaves_unknown_functions_unchanged(monkeypatch, caplog, vers
     assert ("left to it, uncorrected" in caplog.text) != known_wrong
 
 
-def test_a_port_in_use_is_an_error(monkeypatch):
+def test_port_in_use_is_an_error(monkeypatch):
     with socket.create_server(("", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"
         config = {

@@ -7,7 +7,7 @@ from conformance import tiny_model
 from keras_vit.train.optim.layer_decay import layer_factors, with_layer_factors
 
 
-def test_layer_factors_are_those_of_beit():
+def test_layer_factors_agree_with_beit():
     model = tiny_model("registers", depth=3)
     factors = layer_factors(model, 0.5)
     wanted = {

@@ -30,7 +30,7 @@ def rates(schedule, steps):
 # -- schedules
 
 
-def test_schedule_starts_at_zero_peaks_after_the_warm_up_and_ends_as_asked():
+def test_schedule_starts_at_zero_peaks_after_the_warm_up_and_ends_at_final():
     schedule = train.make_schedule(Schedule("cosine", 4, final=0.1), 0.5, 25)
     assert rates(schedule, [0, 1, 4, 24]) == pytest.approx([0, 0.125, 0.5, 0.05])
     assert rates(schedule, [14]) == pytest.approx([0.5 * (0.9 * 0.5 + 0.1)])  # halfway down
