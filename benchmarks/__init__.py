@@ -1,1 +1,1 @@
-"""Speed of keras_vit beside other libraries, measured in one run. Never run by the tests."""
+"""The speed of keras_vit compared with other libraries in one run. Not part of the tests."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.checkpoint`: what saving costs a run that trains.
+"""`python -m benchmarks.checkpoint`: the cost of saving checkpoints during training.
 
 One process trains with `model.fit` and the real `Checkpoint`, and takes turns: some steps of which
 the first begins with a save that is written meanwhile, and as many steps in which nothing is saved.
@@ -84,7 +84,7 @@ def measure(options, folder):
             self.seconds.append(time.perf_counter() - begin)
 
     class Marks(keras.callbacks.Callback):
-        """When each step had ended, how much memory there was at most, what was written."""
+        """Records the end of each step, the peak memory, and what was written."""
 
         ends, peaks, written = [], [], []
 
@@ -94,7 +94,7 @@ def measure(options, folder):
             self.written.append(len(Writer.seconds))
             machine.say(f"step {batch + 1} of {2 * steps * (turns + 1)}")
 
-    # The first turn warms up: it compiles, and saves nothing. Later ones begin with a save.
+    # The first turn warms up: it compiles and saves nothing. Later turns start with a save.
     saves = Saves(folder, every_minutes=None, save_freq=2 * steps, keep=1)
     saves._writer = Writer(folder, keep=1)
     model, batches = _training(options)
@@ -136,7 +136,7 @@ def measure(options, folder):
 
 
 def _training(options):
-    """A compiled model, and one batch again and again."""
+    """A compiled model, and one batch repeated forever."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -161,7 +161,7 @@ def _training(options):
 
 
 def _peak():
-    """The most memory this process has had, in bytes."""
+    """The peak memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
@@ -185,7 +185,7 @@ def _report(record):
         ),
         ("the second over the first", f"{record['of_without']:.2f}x"),
         ("copying, while training waits", f"{record['copy_seconds']:.2f} s"),
-        ("hashing and writing, while it goes on", f"{record['write_seconds']:.2f} s"),
+        ("hashing and writing, while training continues", f"{record['write_seconds']:.2f} s"),
         ("what a save costs in all", f"{record['seconds_a_save']:.2f} s"),
         (
             f"of training, with a save every {record['minutes']:g} minutes",

@@ -5,8 +5,7 @@ arrays to NumPy, the way its own users run it. Packages are imported where they 
 parent of the benchmark reads the names without loading a backend.
 """
 
-import importlib.util
-import sys
+from benchmarks import machine
 
 KERAS = ("keras_vit", "keras_hub")
 TORCH = ("timm", "torchvision", "transformers", "vit_pytorch")
@@ -16,23 +15,23 @@ LEARNING_RATE = 1e-4
 
 
 def names(backend, mode):
-    """Who competes: a package, or a package under XLA; keras_vit comes first."""
+    """The names of contenders: packages, or packages under XLA; keras_vit is the first."""
     if backend == "torch":
         return KERAS + TORCH
     # With TensorFlow on a CPU, XLA helps one model and hurts another, and halves the speed of both
-    # in bfloat16: so forward is measured either way. In training it helped nobody.
+    # in bfloat16, so forward is measured in both ways. In training it helped none of them.
     if backend == "tensorflow" and mode == "forward":
         return tuple(name + suffix for name in KERAS for suffix in ("", XLA))
     return KERAS
 
 
 def package(name):
-    """The package of a contender, as it is imported."""
+    """The import name of a contender's package."""
     return name.removesuffix(XLA)
 
 
 def step(name, config, dtype, mode, images, labels):
-    """The function to time, and the number of parameters behind it."""
+    """The function to time, and the number of parameters of its model."""
     model = build(package(name), config, dtype)
     if package(name) in KERAS:
         step = _keras_step(model, name.endswith(XLA), mode, images, labels)
@@ -44,14 +43,14 @@ def step(name, config, dtype, mode, images, labels):
 def build(name, config, dtype):
     """The model: logits from images, no dropout, no weights loaded."""
     if name in TORCH:
-        _import_torchvision()
+        machine.import_torchvision()
     return _BUILDERS[name](config, dtype)
 
 
 def _keras_vit(config, dtype):
     import keras_vit
 
-    # A head of zeros would make the first training step a special one.
+    # With a head of zeros, the first training step would differ from the others.
     return keras_vit.ViT(config.replace(head_init="truncated_normal"), dtype=dtype)
 
 
@@ -164,35 +163,18 @@ def _torch_step(model, dtype, mode, images, labels):
         with torch.inference_mode():
             return logits().numpy()
 
-    # `fused` is the fastest of torch's own on a CPU.
+    # `fused` is torch's fastest implementation on a CPU.
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, **ADAMW, fused=True)
 
     def train():
         loss = torch.nn.functional.cross_entropy(logits(), y)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()  # here and not first, so that nobody holds gradients between turns
+        optimizer.zero_grad()  # at the end, so that no gradients are kept between turns
         return loss.item()
 
     model.train(mode == "train")
     return train if mode == "train" else forward
-
-
-def _import_torchvision():
-    """timm and transformers import it too, and a build for another torch fails on its operators.
-
-    A ViT needs none of them, so a missing one may stay unregistered.
-    """
-    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
-        return
-    import torch
-
-    register = torch.library.register_fake
-    torch.library.register_fake = lambda *args, **kwargs: lambda function: function
-    try:
-        import torchvision  # noqa: F401
-    finally:
-        torch.library.register_fake = register
 
 
 _BUILDERS = {

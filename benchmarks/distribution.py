@@ -1,8 +1,8 @@
-"""`python -m benchmarks.distribution`: what training on several devices costs by itself.
+"""`python -m benchmarks.distribution`: the overhead of training on several devices.
 
 The CPU's cores are one device, or as many devices as there are cores, or processes of one core. All
-of them do the same arithmetic on the same cores with the same global batch, so that what a step
-takes longer is the strategy's: communication, copies, waiting. The cases take turns.
+of them do the same arithmetic on the same cores with the same global batch, so that any additional
+time is the strategy's: communication, copies, waiting. The cases run in turns.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.throughput import positive
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "distribution.json"
 WARM_UP = 3
-# Backend, name, devices, processes: the first of a backend is what the others are compared with.
+# Backend, name, devices, processes. The others are compared with the first of their backend.
 CASES = (
     ("tensorflow", "one device", "one", 1),
     ("tensorflow", "MirroredStrategy", "all", 1),
@@ -68,7 +68,7 @@ def _options():
 
 
 def _run(case, options):
-    """Seconds a step: the median of one turn, or why there is none."""
+    """The median seconds of a step in one turn, or the reason why there is none."""
     backend, _, devices, processes = case
     job = {"devices": devices, "variant": options.variant, "batch": options.batch}
     job |= {"steps": options.steps, "parts": 2 if devices in ("all", "model:2") else 1}
@@ -97,7 +97,7 @@ def _run(case, options):
 
 
 def _environments(backend, processes):
-    """What tells each of several processes who it is."""
+    """The environment variables of each of several processes."""
     if processes == 1:
         return [{}]
     ports = [_free_port() for _ in range(processes)]

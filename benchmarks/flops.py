@@ -8,7 +8,7 @@ usual. A multiply-add is two operations; most papers and timm call a multiply-ad
 import argparse
 import itertools
 
-TRAINING = 3  # backward makes two products, for the inputs and for the weights, of each forward one
+TRAINING = 3  # each forward product has two backward ones, for the inputs and for the weights
 
 
 def forward(config):
@@ -32,11 +32,11 @@ def _head(config):
 
 
 def fused(config):
-    """Of the fused graph, whose last block computes what is read of it: the first token."""
+    """Operations of the fused graph, whose last block computes only the first token."""
     if config.pooling != "token":
         return forward(config)
     width, heads = config.width, config.num_heads * config.key_dim
-    # Of each other token: query and output projection, its attention, its MLP.
+    # Every other token saves its query, attention, output projection and MLP.
     each = 2 * (2 * width * heads) + 2 * (2 * config.num_tokens * heads)
     each += 2 * (2 * width * config.mlp_dim)
     return forward(config) - (config.num_tokens - 1) * each

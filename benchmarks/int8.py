@@ -1,8 +1,8 @@
-"""`python -m benchmarks.int8`: what each kind of TFLite file costs in accuracy, and gains in speed.
+"""`python -m benchmarks.int8`: the accuracy, size and speed of each kind of TFLite file.
 
-For models that were trained here, over all test pictures of their dataset. Beside the four kinds of
-`keras_vit.export_tflite` stand two that put int8 everywhere: by TensorFlow's converter, from the
-model itself, and by ai-edge-quantizer, from the same graph as ours.
+For models that were trained here, on all test images of their dataset. Two more kinds are int8
+everywhere: by TensorFlow's converter, from the model itself, and by ai-edge-quantizer, from the
+same graph as ours.
 """
 
 import argparse
@@ -26,9 +26,9 @@ COLUMNS = ("model", "file", "accuracy", "loses", "same class", "MB", "ms", "x dy
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.int8", description=__doc__)
     parser.add_argument("runs", nargs="*", type=pathlib.Path, help="folders that training wrote")
-    parser.add_argument("--calibration", type=int, default=200, help="training pictures to use")
-    parser.add_argument("--images", type=int, help="test pictures; all of them by default")
-    parser.add_argument("--rounds", type=int, default=300, help="of the latency, the files in turn")
+    parser.add_argument("--calibration", type=int, default=200, help="training images to use")
+    parser.add_argument("--images", type=int, help="test images; by default all")
+    parser.add_argument("--rounds", type=int, default=300, help="rounds of the latency")
     options = parser.parse_args()
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     table = Table(*COLUMNS[:2], box=box.SIMPLE, pad_edge=False)
@@ -40,7 +40,9 @@ def main():
         table.add_section()
     console = Console(width=100)
     console.print(table)
-    console.print("ms: one picture, one thread, the best round. loses: points against the model.")
+    console.print(
+        "ms: one image, one thread, best round. loses: percentage points less than the model."
+    )
     console.print(machine.line(machine.describe()), markup=False, highlight=False)
 
 
@@ -51,8 +53,8 @@ def rows(run, calibration, images, rounds):
 
     model = keras_vit.runtime.open(run).model
     source = json.loads((run / "recipe.json").read_text())["data"]["source"]
-    typical, _ = _pictures(source, "train", calibration)
-    pixels, labels = _pictures(source, "test", images)
+    typical, _ = _load_images(source, "train", calibration)
+    pixels, labels = _load_images(source, "test", images)
     typical, pixels = (normalize(part, model.config) for part in (typical, pixels))
     files = make_files(model, typical)
     times = _latencies(files.values(), pixels[:1], rounds)
@@ -78,7 +80,7 @@ def rows(run, calibration, images, rounds):
 
 
 def make_files(model, calibration):
-    """The content of each file, by name; all give logits for one picture."""
+    """The content of each file, by name; each returns logits for one image."""
     from keras_vit.export.fold import fold
     from keras_vit.export.tflite import quantize
     from keras_vit.export.tflite.export import export_tflite
@@ -104,7 +106,7 @@ def make_files(model, calibration):
 
 
 def _converted(model, calibration):
-    """What TensorFlow's guide to integer quantization makes of the model."""
+    """The model, quantized as TensorFlow's guide to integer quantization says."""
     import keras
     import tensorflow as tf
 
@@ -119,7 +121,7 @@ def _converted(model, calibration):
 
 
 def _latencies(contents, image, rounds):
-    """Milliseconds of each for one image: the least of several rounds, in each of which all run."""
+    """Milliseconds of each file for one image: the best of several rounds, run in turns."""
     from keras_vit.export.verify import latencies
 
     interpreters = [_interpreter(content) for content in contents]
@@ -144,7 +146,7 @@ def _invoke(interpreter, image):
     return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
 
-def _pictures(source, split, count):
+def _load_images(source, split, count):
     """Pixels and labels of a `tfds:` dataset."""
     import tensorflow_datasets as tfds
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.little_data`: a ViT beside a CNN of its size, by the number of pictures.
+"""`python -m benchmarks.little_data`: a ViT and a CNN of its size on few training images.
 
-Fashion-MNIST, both from nothing, with the same optimizer, steps, batches and pictures, and without
-augmentation. What is left to differ is what each knows of pictures beforehand.
+Both learn Fashion-MNIST from scratch, with the same optimizer, steps, batches and images, and
+without augmentation. They differ only in what their architecture assumes about images.
 """
 
 import argparse
@@ -22,16 +22,16 @@ def main():
     parser.add_argument(
         "--pictures", nargs="+", type=int, default=[300, 1000, 3000, 10_000, 60_000]
     )
-    parser.add_argument("--steps", type=int, default=600, help="steps of 64 pictures")
+    parser.add_argument("--steps", type=int, default=600, help="steps of 64 images")
     options = parser.parse_args()
     train, test = _fashion("train"), _fashion("test")
-    table = Table("pictures", "ViT", "CNN", "seconds", box=box.SIMPLE)
+    table = Table("images", "ViT", "CNN", "seconds", box=box.SIMPLE)
     for count in options.pictures:
         begin = time.perf_counter()
         scores = [accuracy(make(), train, test, count, options.steps) for make in (vit, cnn)]
         seconds = f"{time.perf_counter() - begin:.0f}"
         table.add_row(f"{count:,}", *(f"{score:.1%}" for score in scores), seconds)
-        machine.say(f"{count:,} pictures: ViT {scores[0]:.1%}, CNN {scores[1]:.1%}")
+        machine.say(f"{count:,} images: ViT {scores[0]:.1%}, CNN {scores[1]:.1%}")
     console = Console(width=100)
     console.print(table)
     console.print(f"Parameters: ViT {vit().count_params():,}, CNN {cnn().count_params():,}")
@@ -60,7 +60,7 @@ def vit():
 
 
 def cnn():
-    """Four convolutions of 3x3, halving the picture twice, then the mean over places."""
+    """Four convolutions of 3x3 that halve the image twice, then the mean over positions."""
     import keras
 
     layers = [keras.Input((28, 28, 1))]
@@ -75,11 +75,11 @@ def cnn():
 
 
 def accuracy(model, train, test, count, steps, batch_size=64):
-    """Share of the test pictures that a model gets right after training on `count` others."""
+    """Test accuracy of a model after training on `count` images."""
     import keras
 
     keras.utils.set_random_seed(SEED)
-    pictures, labels = (part[:count] for part in train)
+    images, labels = (part[:count] for part in train)
     rate = keras.optimizers.schedules.CosineDecay(
         1e-5, steps, warmup_target=1e-3, warmup_steps=steps // 10
     )
@@ -88,11 +88,11 @@ def accuracy(model, train, test, count, steps, batch_size=64):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
     )
-    # An epoch of a few pictures would be a few steps: all steps are one epoch, in a drawn order.
+    # An epoch of a few images would be a few steps, so all steps are one epoch in random order.
     rng = np.random.default_rng(SEED)
     rounds = -(-steps * batch_size // count)
     order = np.concatenate([rng.permutation(count) for _ in range(rounds)])[: steps * batch_size]
-    model.fit(pictures[order], labels[order], batch_size=batch_size, shuffle=False, verbose=0)
+    model.fit(images[order], labels[order], batch_size=batch_size, shuffle=False, verbose=0)
     logits = model.predict(test[0], batch_size=500, verbose=0)
     return float(np.mean(logits.argmax(-1) == test[1]))
 
@@ -100,10 +100,10 @@ def accuracy(model, train, test, count, steps, batch_size=64):
 def _fashion(split):
     import tensorflow_datasets as tfds
 
-    pictures, labels = tfds.as_numpy(
+    images, labels = tfds.as_numpy(
         tfds.load("fashion_mnist", split=split, batch_size=-1, as_supervised=True, download=False)
     )
-    return (pictures / 127.5 - 1).astype("float32"), labels
+    return (images / 127.5 - 1).astype("float32"), labels
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.loading`: seconds and memory of loading a checkpoint, side by side."""
+"""`python -m benchmarks.loading`: seconds and memory of loading a checkpoint, by library."""
 
 import argparse
 import importlib.util
@@ -62,7 +62,7 @@ def _options():
 
 
 def _backends(file, contender, backends):
-    """Those to measure a contender on; None is one that has none."""
+    """The backends to measure a contender on; [None] for one without backends."""
     if contender in loading_worker.READERS or (file, contender) in loading_worker.NO_LOADER:
         return (None,)
     return backends if contender in ("keras_vit", "keras_hub") else ("torch",)
@@ -95,7 +95,7 @@ def _row(file, contender, backend, folder, rounds):
 
 
 def _child(job, backend, check=False):
-    """What a fresh process measures."""
+    """The measurements of a fresh process."""
     command = [sys.executable, "-m", "benchmarks.loading_worker", json.dumps(job)]
     environment = machine.environment(backend or "numpy")
     child = subprocess.run(

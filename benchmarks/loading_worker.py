@@ -1,7 +1,7 @@
 """The child of `benchmarks.loading`: one contender loads one file in a fresh process.
 
-The job in JSON is the only argument, the result in JSON goes to stdout. Imports come before the
-clock starts; the peak is that of the loading alone, above what the imports left.
+The job in JSON is the only argument; the result is printed as JSON. Imports come before the clock
+starts, and the peak is the memory that loading adds to that of the imports.
 """
 
 import gc
@@ -12,19 +12,19 @@ import resource
 import sys
 import time
 
-from benchmarks import contenders
+from benchmarks import contenders, machine
 
 GOOGLE, TIMM, FOLDER = "google.npz", "timm.safetensors", "huggingface"
 FILES = (GOOGLE, TIMM, FOLDER)
 READERS = ("numpy.load", "safetensors.safe_open", "open_arrays")
-"""Every array once, one after another, into memory."""
+"""Reads every array into memory once, one after another."""
 CONTENDERS = {
     GOOGLE: ("numpy.load", "open_arrays", "keras_vit", "timm", "keras_hub"),
     TIMM: ("safetensors.safe_open", "open_arrays", "keras_vit", "timm", "keras_hub"),
     FOLDER: ("keras_vit", "keras_hub", "transformers"),
 }
 NO_LOADER = {(GOOGLE, "keras_hub"), (TIMM, "keras_hub")}
-"""KerasHub reads no .npz, and of timm's files not the ViT's."""
+"""KerasHub reads neither .npz files nor timm's ViT files."""
 STATUS = pathlib.Path("/proc/self/status")
 
 
@@ -42,9 +42,9 @@ def main():
 def measure(contender, path, stage):
     """Seconds, and the peak of memory that the stage adds.
 
-    "load" and "build" (the model alone) come first in their process. "warm" builds once unmeasured,
-    then builds and loads: the difference is what loading adds, for the framework has compiled.
-    "refill" loads into a model that exists, and reads the .npz with NumPy, by turns.
+    "load" and "build" (only the model) run first in their process. "warm" builds once unmeasured,
+    which compiles, then builds and loads: the difference is what loading adds.
+    "refill" loads into an existing model and reads the .npz with NumPy, in turns.
     """
     build, load = prepare(contender, path)
     _read_once(path)
@@ -82,11 +82,11 @@ def _timed(function):
 
 
 def prepare(contender, path):
-    """Two functions: one builds the model, one builds and loads it. Imports what they need."""
+    """Two functions: one builds the model, one builds and loads it. Their imports are done here."""
     if contender in READERS:
         return None, _reader(contender, path)
     if contender in contenders.TORCH:
-        contenders._import_torchvision()
+        machine.import_torchvision()
     return {
         "keras_vit": _keras_vit,
         "keras_hub": _keras_hub,
@@ -96,7 +96,7 @@ def prepare(contender, path):
 
 
 def write(folder):
-    """The checkpoints: every array random."""
+    """Writes the checkpoints, with random numbers in every array."""
     import numpy as np
 
     import keras_vit
@@ -129,7 +129,7 @@ def _reader(contender, path, touch=True):
 
     def read(file, names):
         for name in names:
-            # Touching the last number is what makes a memory-mapped array be read at all.
+            # A memory-mapped array is read only when its numbers are used.
             array = np.asarray(file[name])
             if touch:
                 array.sum()
@@ -158,7 +158,7 @@ def _keras_vit(path):
     import keras_vit
     from keras_vit.weights import load
 
-    del load  # imported on first use otherwise, within the measured time
+    del load  # otherwise imported on first use, within the measured time
     return keras_vit.vit_b16, lambda: keras_vit.from_pretrained(path)
 
 
@@ -197,7 +197,7 @@ def _transformers(path):
 
 
 def _use(model):
-    """Adds up every weight: a framework may map a file, and read it in the first step only."""
+    """Adds up every weight: a framework may map a file and read it only in the first step."""
     if hasattr(model, "parameters"):
         return [float(p.detach().sum()) for p in model.parameters()]
     import keras
@@ -206,16 +206,16 @@ def _use(model):
 
 
 def _read_once(path):
-    """Brings the files into the system's cache, so that no contender pays for the disk."""
+    """Reads the files into the system's cache, so that no contender waits for the disk."""
     for file in path.iterdir() if path.is_dir() else (path,):
         with file.open("rb") as handle:
-            while handle.read(1 << 16):  # more would stay with the process, and hide in its peak
+            while handle.read(1 << 16):  # larger reads would raise the peak of the process
                 pass
 
 
 def _start_peak():
-    """Starts the peak at the memory of now, in bytes."""
-    if not STATUS.exists():  # elsewhere the peak cannot be reset: it counts from the imports' own
+    """Resets the peak to the current memory, and returns it in bytes."""
+    if not STATUS.exists():  # elsewhere the peak cannot be reset, and includes the imports
         return _peak()
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")

@@ -1,24 +1,26 @@
-"""What a figure was measured on, and the environment of the processes that measure."""
+"""The machine of a measurement, and the environment of the processes that measure."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
 import platform
 import re
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BACKENDS = ("tensorflow", "jax", "torch")
 PACKAGES = (
     "keras3-vit keras keras-hub tensorflow jax torch timm torchvision transformers vit-pytorch"
 ).split()
-# bfloat16 is fast only where the processor multiplies it.
+# bfloat16 is fast only if the processor can multiply it.
 BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def environment(backend):
-    """Variables for a process on one backend; on a machine with a GPU, too, the CPU is measured."""
+    """Variables for a process on one backend. The CPU is measured, also if there is a GPU."""
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,
@@ -64,7 +66,7 @@ def _version(name):
 
 
 def write(path, record):
-    """A record as JSON, whole or not at all."""
+    """Writes a record as JSON, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps(record, indent=1) + "\n")
@@ -72,5 +74,29 @@ def write(path, record):
 
 
 def say(text):
-    """A line about how far it has come."""
+    """Prints a line about the progress."""
     print(text, file=sys.stderr, flush=True)
+
+
+def seconds(function):
+    """How long a call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def import_torchvision():
+    """timm and transformers import it too, and a build for another torch fails on its operators.
+
+    A ViT needs none of them, so a missing one may stay unregistered.
+    """
+    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
+        return
+    import torch
+
+    register = torch.library.register_fake
+    torch.library.register_fake = lambda *args, **kwargs: lambda function: function
+    try:
+        import torchvision  # noqa: F401
+    finally:
+        torch.library.register_fake = register

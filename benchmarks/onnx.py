@@ -1,7 +1,7 @@
-"""`python -m benchmarks.onnx`: ONNX files in ONNX Runtime, ours beside those of other libraries.
+"""`python -m benchmarks.onnx`: ONNX files in ONNX Runtime, ours and those of other libraries.
 
-Each variant is a process of its own, on torch, whose exporter writes the others' files. It exports
-every side, checks that each file computes its model, and lets the files take turns at every batch
+Each variant runs in its own process, on torch, whose exporter writes the others' files. It exports
+every side, checks that each file agrees with its model, and times the files in turns at every batch
 size, from an array to an array, with the same session options.
 """
 
@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks import machine
 
-# KerasHub's has no file: torch's exporter fails on its LayerNormalization.
+# There is no file of KerasHub's: torch's exporter fails on its LayerNormalization.
 SIDES = ("keras_vit", "keras_vit float16", "timm", "transformers", "torchvision")
 RESULTS = machine.ROOT / "benchmarks" / "results" / "onnx.json"
 COLUMNS = ("variant", "batch", "side", "ms", "median", "x timm", "MB", "nodes")
@@ -125,7 +125,7 @@ def export_all(config, batch, threads, folder, sides=SIDES):
 
 
 def _export(side, config, batch, threads, path):
-    """Writes the file; how far it is from its model."""
+    """Writes the file, and returns how far it differs from its model."""
     import keras_vit
     from benchmarks.serving import _filled
 
@@ -144,7 +144,7 @@ def _export_torch(side, config, batch, threads, path):
     torch.manual_seed(0)
     model = contenders.build(side, config, "float32").eval()
     with torch.no_grad():
-        for p in model.parameters():  # numbers where a new model has zeros
+        for p in model.parameters():  # random numbers, also where a new model has zeros
             p.add_(0.02 * torch.randn_like(p))
     images = _images(config, batch)
     shown = torch.from_numpy(_channels_first(images))
@@ -164,7 +164,7 @@ def _export_torch(side, config, batch, threads, path):
         )
     error = float(np.abs(_function(path, threads)(images) - expected).max() / np.ptp(expected))
     if not error < TOLERANCE:
-        raise RuntimeError(f"the file is another model: {error:.1e} of the logits' range")
+        raise RuntimeError(f"the file differs from its model: {error:.1e} of the logits' range")
     return error
 
 
@@ -174,7 +174,7 @@ def _function(path, threads):
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Or the threads of one side still wait busily while the next one runs.
+    # Otherwise the threads of one side keep spinning while the next one runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     (taken,) = session.get_inputs()
@@ -200,7 +200,7 @@ def measure(sides, config, batch, rounds, budget):
     begin = time.perf_counter()
     for i in range(rounds):
         for name, (function, _) in sides.items():
-            times[name].append(_seconds(lambda f=function: f(images)))
+            times[name].append(machine.seconds(lambda f=function: f(images)))
         if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
             break
     return {
@@ -215,12 +215,6 @@ def measure(sides, config, batch, rounds, budget):
             for name, seconds in times.items()
         },
     }
-
-
-def _seconds(function):
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.parity` fills a B/16 of each source with random numbers, in every array, saves
 it as its source does, loads it with `keras_vit.from_pretrained` and runs both in float32. Google's
-and big_vision's files are held against a float64 NumPy reference of their code, that of the tests.
+and big_vision's files are compared with the tests' float64 NumPy reference of their code.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "parity.json"
@@ -56,7 +58,7 @@ def vit_pytorch(folder):
 
 
 def google(folder, scan=None):
-    """A file of google-research/vision_transformer, or with `scan` given of big_vision."""
+    """A file of google-research/vision_transformer, or with `scan` of big_vision."""
     sys.path.insert(0, str(ROOT / "tests" / "weights"))
     import flax_reference
 
@@ -95,7 +97,7 @@ def measure(source: str, batch: int = 2) -> dict:
 
     import keras_vit
 
-    import_torchvision()
+    machine.import_torchvision()
     model_name, make = SOURCES[source]
     images = np.random.default_rng(1).standard_normal((batch, 224, 224, 3)).astype("float32")
     with tempfile.TemporaryDirectory() as folder:
@@ -117,20 +119,8 @@ def measure(source: str, batch: int = 2) -> dict:
     }
 
 
-def import_torchvision():
-    """timm and transformers import it, and its usual build needs more than a CPU's torch has."""
-    import torch
-
-    real = torch.library.register_fake
-    torch.library.register_fake = lambda *args, **kwargs: lambda function: function
-    try:
-        import torchvision  # noqa: F401
-    finally:
-        torch.library.register_fake = real
-
-
 def randomize(module, seed=0):
-    """Fills every array of a torch module so that signals neither die nor explode."""
+    """Fills every array of a torch module so that signals neither vanish nor explode."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -154,7 +144,7 @@ def save_torch(folder, model):
 
 
 def torch_runner(module):
-    """The module as a function of pictures with channels last."""
+    """The module as a function of images with channels last."""
     import torch
 
     def run(images):

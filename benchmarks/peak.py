@@ -1,11 +1,11 @@
-"""The matrix product of the ViT's own shape: what its framework can reach on this machine."""
+"""The matrix product of the ViT's own shape: the most that its framework can reach here."""
 
 import keras
 import numpy as np
 
 
 def matrix_product(config, batch, dtype):
-    """A function that computes (B * T, D) x (D, mlp_dim) once, and the operations of that."""
+    """A function that computes (B * T, D) x (D, mlp_dim) once, and its number of operations."""
     rows, inner, columns = batch * config.num_tokens, config.width, config.mlp_dim
     compute = keras.dtype_policies.get(dtype).compute_dtype
     rng = np.random.default_rng(0)
@@ -17,6 +17,6 @@ def matrix_product(config, batch, dtype):
 
     def product():
         result = keras.ops.matmul(a, b)
-        return result.block_until_ready() if jax else result  # JAX returns before it has computed
+        return result.block_until_ready() if jax else result  # JAX returns before it has a result
 
     return product, 2 * rows * inner * columns

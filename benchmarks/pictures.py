@@ -1,7 +1,7 @@
-"""`python -m benchmarks.pictures`: draws the pictures of docs/explain.md and of the front page.
+"""`python -m benchmarks.pictures`: draws the figures of docs/explain.md and of the front page.
 
-They come from two runs, `runs/cifar10` and `runs/fashion`, and from the first pictures of their
-test data. Each file appears whole. `--only rollout` draws those whose name has the word.
+They show the models of two runs, `runs/cifar10` and `runs/fashion`, on the first images of their
+test data. Each file is written atomically. `--only rollout` draws those with this in their name.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 COUNT = 200
-"""Test pictures, of which distances and entropies are the mean."""
+"""Test images over which distances and entropies are averaged."""
 DPI = 90
 HORSE, HORSES, SPARROW = 10, (10, 12, 18, 50), 21
 BAG, BOOT, BOOTS = 11, 14, (14, 32, 46, 53)
@@ -21,7 +21,7 @@ def main():
     parser.add_argument("--cifar10", type=Path, default=Path("runs/cifar10"))
     parser.add_argument("--fashion", type=Path, default=Path("runs/fashion"))
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    parser.add_argument("--only", default="", help="part of the names to draw")
+    parser.add_argument("--only", default="", help="draw figures with this in their name")
     options = parser.parse_args()
     cifar10 = opened(options.cifar10, "tfds:cifar10")
     fashion = opened(options.fashion, "tfds:fashion_mnist")
@@ -33,14 +33,14 @@ def main():
             size = save(draw(), path)
             total += size
             print(f"{path}  {size / 1e3:.0f} kB")
-    print(f"{total / 1e3:.0f} kB in all")
+    print(f"total: {total / 1e3:.0f} kB")
 
 
 def opened(run, source):
-    """The model of a run, and its first test pictures."""
+    """The model of a run, and its first test images."""
     import keras
 
-    import keras_vit  # noqa: F401 (its layers)
+    import keras_vit  # noqa: F401  its class is in the file
     from keras_vit.train import Data, open_source
 
     model = keras.saving.load_model(run / "model.keras")
@@ -49,17 +49,16 @@ def opened(run, source):
 
 
 def drawings(cifar10, fashion):
-    """What to draw, by the name of its file."""
+    """Functions that draw the figures, by the names of their files."""
     from keras_vit import explain
 
     def both(name, first, second):
-        """A plot of each model, of the pictures with these numbers."""
+        """One plot for each model; each pair has numbers of images and the plot's options."""
         plot, title = getattr(explain, f"plot_{name}"), name.replace("_", "-")
 
-        def of(model, pictures, numbers, options):
+        def of(model, images, numbers, options):
             many = isinstance(numbers, Sequence)
-            picture = [pictures[i] for i in numbers] if many else pictures[numbers]
-            return plot(model, picture, **options)
+            return plot(model, [images[i] for i in numbers] if many else images[numbers], **options)
 
         return {
             f"cifar10-{title}": lambda: of(*cifar10, *first),
@@ -79,7 +78,7 @@ def drawings(cifar10, fashion):
         **both("patch_pca", (HORSES, {}), (BOOTS, {})),
         **both("grad_cam", (SPARROW, bird), (BOOT, boot)),
         **both("attention_gradient", (SPARROW, bird), (BOOT, boot)),
-        # Both have the same fixed table of positions.
+        # Both models have the same fixed position embeddings.
         "cifar10-position-similarity": lambda: explain.plot_position_similarity(cifar10[0]),
         "cifar10-patch-filters": lambda: explain.plot_patch_filters(cifar10[0]),
         "fashion-patch-filters": lambda: explain.plot_patch_filters(fashion[0]),
@@ -87,8 +86,8 @@ def drawings(cifar10, fashion):
     }
 
 
-def strip(model, pictures):
-    """Some of them side by side, for the front page."""
+def strip(model, photos):
+    """Six figures side by side, for the front page."""
     import numpy as np
 
     from keras_vit import explain, preprocessing
@@ -96,15 +95,15 @@ def strip(model, pictures):
 
     figure = panels.new_figure(12, 2.8, "")
     axes = figure.subplots(1, 6)
-    shown = preprocessing.preprocess([pictures[i] for i in HORSES], model.config)
-    first, picture = shown[:1], pictures[HORSE]
-    height, width = picture.shape[:2]
-    gray = np.repeat(picture.mean(-1, keepdims=True) / 2 + 60, 3, -1).astype("uint8")
+    shown = preprocessing.preprocess([photos[i] for i in HORSES], model.config)
+    first, image = shown[:1], photos[HORSE]
+    height, width = image.shape[:2]
+    gray = np.repeat(image.mean(-1, keepdims=True) / 2 + 60, 3, -1).astype("uint8")
     heads = explain.class_token_maps(model, first, (1, 3, 5))[:, 0]  # (3, h, rows, columns)
     heads = heads / heads.max((2, 3), keepdims=True)
     whole = {"extent": (0, width, height, 0), "interpolation": "nearest"}
     colored = {"cmap": panels.CMAP}
-    axes[0].imshow(picture)
+    axes[0].imshow(image)
     axes[1].imshow(gray, **whole)
     rollout = explain.rollout_map(model, first)[0]
     axes[1].imshow(rollout, alpha=panels.OPACITY, **whole, **colored)
@@ -112,8 +111,8 @@ def strip(model, pictures):
     axes[3].imshow(explain.patch_pca(model, shown)[0], **whole)
     axes[4].imshow(charts.tile(explain.position_similarity(model)), **colored)
     titles = (
-        ("picture", f"CIFAR-10, {width} x {height} pixels"),
-        ("attention rollout", "bright: drawn on most"),
+        ("image", f"CIFAR-10, {width} x {height} pixels"),
+        ("attention rollout", "bright: contributes most"),
         ("attention heads", "blocks 1, 3, 5"),
         ("patch features", "components as colors"),
         ("position similarity", "a map for each patch"),
@@ -124,18 +123,18 @@ def strip(model, pictures):
         axis.spines[:].set_visible(False)
         axis.set_title(title, size=12)
         axis.set_xlabel(note, size=9.5)
-    images = preprocessing.preprocess(pictures, model.config)
+    images = preprocessing.preprocess(photos, model.config)
     distance = explain.attention_distance(model, images)  # (L, h)
     depth, heads = distance.shape
     axes[5].scatter(np.arange(depth).repeat(heads), distance, s=30, color=charts.BLUE, alpha=0.7)
     axes[5].set(xticks=range(depth), yticks=range(0, 21, 5), ylim=(0, 20))
-    axes[5].set_ylabel("pixels, a dot a head", size=9.5)
+    axes[5].set_ylabel("pixels, one dot a head", size=9.5)
     axes[5].spines[["left", "bottom"]].set_visible(True)
     return figure
 
 
 def save(figure, path):
-    """Writes a figure on white, and gives the size of the file."""
+    """Writes a figure with a white background, and returns the size of the file."""
     beside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     dpi = 100 if path.stem == "readme" else DPI
     figure.savefig(beside, dpi=dpi, format="png", facecolor="white", pil_kwargs={"optimize": True})

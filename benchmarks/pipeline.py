@@ -1,8 +1,8 @@
-"""`python -m benchmarks.pipeline`: training pictures a second that one core makes, side by side.
+"""`python -m benchmarks.pipeline`: training images a second on one core, by library.
 
-From a JPEG of 500x375 pixels to a batch for the model: a random part of it in 224x224, flip,
-RandAugment(2, 10), normalization, MixUp(0.2). Everyone has one thread, and what is counted is
-processor time, so that a busy machine changes little. The contenders take turns.
+From JPEGs of 500x375 pixels to a batch for the model: a random crop at 224x224, flip,
+RandAugment(2, 10), normalization, MixUp(0.2). Each contender has one thread, and processor time is
+measured, so that a busy machine changes little. The contenders run in turns.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def main():
     record = {"machine": machine.describe(), "batch": BATCH, "size": SIZE}
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    pictures = make_pictures(options.pictures)
-    makers = {**_tensorflow(pictures), **_timm(pictures)}
+    jpegs = make_jpegs(options.images)
+    makers = {**_tensorflow(jpegs), **_timm(jpegs)}
     record["rows"] = _measure(makers, options)
     machine.write(options.json, record)
     _report(record)
@@ -45,20 +45,20 @@ def _options():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--batches", type=positive, default=4, help="batches a round")
-    parser.add_argument("--pictures", type=positive, default=36, help="different JPEGs")
+    parser.add_argument("--images", type=positive, default=36, help="different JPEGs")
     parser.add_argument("--only", nargs="*", help="contenders whose name has one of these in it")
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
     return parser.parse_args()
 
 
-def make_pictures(number):
-    """Photographs as JPEG: windows of scikit-learn's two sample pictures, of different scales."""
+def make_jpegs(number):
+    """Photographs as JPEG: crops of scikit-learn's two sample images, at different scales."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_image
 
     rng = np.random.default_rng(0)
-    pictures = []
+    jpegs = []
     for i in range(number):
         photo = Image.fromarray(load_sample_image(("china.jpg", "flower.jpg")[i % 2]))
         scale = rng.uniform(0.9, 1.2)
@@ -66,12 +66,12 @@ def make_pictures(number):
         left, top = rng.integers(photo.width - 500 + 1), rng.integers(photo.height - 375 + 1)
         encoded = io.BytesIO()
         photo.crop((left, top, left + 500, top + 375)).save(encoded, "JPEG", quality=90)
-        pictures.append(encoded.getvalue())
-    return pictures
+        jpegs.append(encoded.getvalue())
+    return jpegs
 
 
-def _tensorflow(pictures):
-    """Functions that return an iterator of batches, for all that runs in tf.data."""
+def _tensorflow(jpegs):
+    """Functions that return an iterator of batches, for the contenders in tf.data."""
     import keras
     import tensorflow as tf
 
@@ -92,13 +92,13 @@ def _tensorflow(pictures):
         mixup=MIXUP,
     )
 
-    def batches(per_picture, per_batch=None):
-        def picture(number, encoded):
-            return augment_image(encoded, config, per_picture, tf.stack([0, number]))
+    def batches(per_image, per_batch=None):
+        def image(number, encoded):
+            return augment_image(encoded, config, per_image, tf.stack([0, number]))
 
-        encoded = tf.data.Dataset.from_tensor_slices(pictures).repeat()
+        encoded = tf.data.Dataset.from_tensor_slices(jpegs).repeat()
         dataset = tf.data.Dataset.zip(tf.data.Dataset.counter(dtype=tf.int32), encoded)
-        dataset = dataset.map(picture).batch(BATCH, drop_remainder=True)
+        dataset = dataset.map(image).batch(BATCH, drop_remainder=True)
         if per_batch is not None:
             dataset = tf.data.Dataset.zip(tf.data.Dataset.counter(dtype=tf.int32), dataset)
             dataset = dataset.map(per_batch)
@@ -106,8 +106,8 @@ def _tensorflow(pictures):
         one.threading.private_threadpool_size = 1
         one.threading.max_intra_op_parallelism = 1
         one.autotune.enabled = False
-        # By default `map` becomes parallel and makes the next batch in the background, in the time
-        # of whoever is measured then.
+        # By default `map` becomes parallel and makes the next batch in the background, while the
+        # next contender is measured.
         one.experimental_optimization.apply_default_optimizations = False
         return iter(dataset.with_options(one))
 
@@ -124,7 +124,7 @@ def _tensorflow(pictures):
         return batches(crop, per_batch)
 
     def keras_cv():
-        # Imported here: it prints, and may not be there.
+        # Imported here: it prints, and may not be installed.
         from keras_cv.layers import RandAugment
 
         return layer_then_mixed(RandAugment((0, 255), LAYERS, magnitude=MAGNITUDE / 10))
@@ -141,19 +141,13 @@ def _tensorflow(pictures):
     }
 
 
-def _timm(pictures):
+def _timm(jpegs):
     """The same for timm, whose RandAugment leaves out half of the layers unless p is 1."""
 
     def make(auto_augment, whole=True):
-        # As tests/conftest.py says: the usual torchvision does not import beside a CPU torch.
         import torch
 
-        real = torch.library.register_fake
-        torch.library.register_fake = lambda *args, **kwargs: lambda function: function
-        try:
-            import torchvision  # noqa: F401
-        finally:
-            torch.library.register_fake = real
+        machine.import_torchvision()
         from PIL import Image
         from timm.data import Mixup, create_transform
 
@@ -172,8 +166,8 @@ def _timm(pictures):
         while True:
             samples = []
             for _ in range(BATCH):
-                picture = Image.open(io.BytesIO(pictures[number % len(pictures)]))
-                samples.append((transform(picture.convert("RGB")), 0))
+                image = Image.open(io.BytesIO(jpegs[number % len(jpegs)]))
+                samples.append((transform(image.convert("RGB")), 0))
                 number += 1
             images, _ = torch.utils.data.default_collate(samples)
             yield mixup(images, labels) if whole else images
@@ -216,7 +210,7 @@ def _measure(makers, options):
 
 
 def _check_idle(row):
-    """Raises if a contender goes on working when its turn is over: the next one would pay."""
+    """Raises if a contender still works after its turn, in the time of the next one."""
     begin = time.process_time()
     time.sleep(0.1)
     worked = time.process_time() - begin
@@ -227,7 +221,7 @@ def _check_idle(row):
 
 
 def _report(record):
-    table = Table("contender", "stage", box=box.SIMPLE, title="Pictures a second of one core")
+    table = Table("contender", "stage", box=box.SIMPLE, title="Images a second on one core")
     for column in ("img/s", "median", "x timm"):
         table.add_column(column, justify="right")
     rows = record["rows"]

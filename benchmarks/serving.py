@@ -1,7 +1,7 @@
-"""`python -m benchmarks.serving`: SavedModels on the CPU, ours beside KerasHub's and the plain one.
+"""`python -m benchmarks.serving`: SavedModels on the CPU: ours, the plain one and KerasHub's.
 
-Each variant and dtype is a process of its own. It exports every side, loads what was exported with
-`tf.saved_model.load`, and lets the sides take turns at every batch size, from a tensor to a tensor.
+Each variant and dtype runs in its own process. It exports every side, loads the exports with
+`tf.saved_model.load`, and times the sides in turns at every batch size, from a tensor to a tensor.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def _export(side, config, dtype, path):
 
 
 def _filled(model):
-    """Numbers where a new model has zeros, so that no graph can leave a sum out."""
+    """Replaces the zeros of a new model, so that no graph can omit a sum."""
     rng = np.random.default_rng(0)
     for v in model.weights:
         if v.path.endswith(("bias", "beta", "tokens")) or v.path.startswith("head"):
@@ -160,7 +160,7 @@ def _function(loaded):
 
 
 def _compare(functions, config, dtype):
-    """The fused model and the plain one are the same model, or their speeds mean nothing."""
+    """Checks that the fused model agrees with the plain one, so that speeds can be compared."""
     if not {"fused", "plain"} <= set(functions):
         return
     images = _images(config, 2)
@@ -168,7 +168,9 @@ def _compare(functions, config, dtype):
     error = float(np.abs(ours - plain).max() / np.ptp(plain))
     machine.say(f"fused and plain differ by {error:.1e} of the logits' range")
     if not error < TOLERANCE[dtype]:
-        raise RuntimeError(f"the fused model is another one: {error:.1e} of the logits' range")
+        raise RuntimeError(
+            f"fused and plain are not the same model: {error:.1e} of the logits' range"
+        )
 
 
 def _images(config, batch):
@@ -191,8 +193,8 @@ def measure(sides, config, dtype, batch, rounds, budget):
     begin = time.perf_counter()
     for i in range(rounds):
         for name, function in sides.items():
-            times[name].append(_seconds(lambda f=function: f(images).numpy()))
-        products += [_seconds(product) for _ in range(PRODUCTS)]
+            times[name].append(machine.seconds(lambda f=function: f(images).numpy()))
+        products += [machine.seconds(product) for _ in range(PRODUCTS)]
         if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
             break
     top = product_flops / min(products)
@@ -214,12 +216,6 @@ def measure(sides, config, dtype, batch, rounds, budget):
             for name, seconds in times.items()
         },
     }
-
-
-def _seconds(function):
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

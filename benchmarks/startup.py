@@ -1,6 +1,6 @@
-"""`python -m benchmarks.startup`: what `import keras_vit` costs, and building a model.
+"""`python -m benchmarks.startup`: the time of `import keras_vit` and of building a model.
 
-Every figure is the best of several fresh processes, which take turns.
+Every figure is the best of several fresh processes, run in turns.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.tflite`: TFLite files on the CPU, ours beside the same of KerasHub's model.
+"""`python -m benchmarks.tflite`: TFLite files on the CPU, ours and the same of KerasHub's model.
 
-Each size is converted in a process of its own, and timed in another that has LiteRT alone: all its
-files take turns, one image at a time, on one thread and on two.
+Each size is converted in one process and timed in another that only has LiteRT: all its files run
+in turns, one image at a time, on one thread and on two.
 """
 
 import argparse
@@ -27,7 +27,7 @@ RESULTS = machine.ROOT / "benchmarks" / "results" / "tflite.json"
 COLUMNS = ("variant", "threads", "file", "of", "ms", "median", "x keras_hub", "x float32", "MB")
 LIMIT = 3600  # seconds until a child counts as hung
 MIN_ROUNDS = 5
-LOOSE = 10.0  # random weights say nothing of what int8 costs
+LOOSE = 10.0  # with random weights, the accuracy of int8 means nothing
 
 
 def main():
@@ -84,7 +84,7 @@ def table(groups):
 
 
 def _run(job):
-    """What a child answers."""
+    """The answer of a child."""
     command = [sys.executable, "-m", "benchmarks.tflite", "--child", json.dumps(job)]
     where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow")}
     child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.throughput`: images a second, forward and in training, side by side."""
+"""`python -m benchmarks.throughput`: images a second, forward and in training, by library."""
 
 import argparse
 import importlib.util
@@ -27,9 +27,7 @@ def main():
         for dtype in options.dtypes:
             for mode in options.modes:
                 record["groups"].append(_group(backend, dtype, mode, options))
-                machine.write(
-                    options.json, record
-                )  # what is measured is kept if a later one is stopped
+                machine.write(options.json, record)  # results are kept if a later child is stopped
     console = Console(width=None if sys.stdout.isatty() else 100)
     title = f"{options.variant}, batch {options.batch}, best of up to {options.rounds} rounds"
     console.print(table.table(record["groups"], title))
@@ -63,7 +61,7 @@ def positive(text):
 
 
 def _group(backend, dtype, mode, options):
-    """The measurements of one child; if it dies, each of its contenders says so."""
+    """The measurements of one child; if it dies, each of its contenders is marked as failed."""
     group = {"backend": backend, "dtype": dtype, "mode": mode}
     job = {"variant": options.variant, "dtype": dtype, "mode": mode, "batch": options.batch}
     job |= {"rounds": options.rounds, "budget": options.budget}
@@ -75,7 +73,7 @@ def _group(backend, dtype, mode, options):
             child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT)
             if child.returncode == 0:
                 return json.loads(child.stdout)
-            if child.returncode == 2:  # the job itself is wrong: so would be all others
+            if child.returncode == 2:  # the job itself is wrong, so all others would fail too
                 sys.exit(2)
             message = f"the process ended with {child.returncode}; stderr says why"
         except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.tokens`: what a picture costs by the number of its tokens.
+"""`python -m benchmarks.tokens`: the time of an image by its number of tokens.
 
-The fused graph (`keras_vit.fused`) on TensorFlow, one picture at a time or a batch, with random
-weights: other resolutions, other patches, other sizes. All are built first, then they take turns.
-CPU time does not count what the process waited for others. On one core (`taskset -c 0`) it is the
-latency of that core where it has nothing else to do.
+The fused graph (`keras_vit.fused`) on TensorFlow, one image at a time or a batch, with random
+weights: other resolutions, patch sizes and model sizes. All are built first, then run in turns. CPU
+time excludes waiting for other processes. On one core (`taskset -c 0`) it is the latency of an
+otherwise idle core.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main():
 
 
 def measure(configs, dtype, batch, rounds, budget):
-    """Seconds and CPU seconds a picture, each of its best round, of each config."""
+    """Seconds and CPU seconds an image for each config, each from its best round."""
     import keras_vit
 
     rng = np.random.default_rng(0)

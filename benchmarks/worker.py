@@ -1,7 +1,7 @@
 """The child of a benchmark: all contenders of one backend, dtype and mode, timed in turns.
 
-The backend is that of the process, so each gets a process of its own: a job in JSON as the only
-argument, the result in JSON on stdout, progress on stderr.
+Each backend needs its own process. The job in JSON is the only argument; the result goes to stdout
+as JSON, progress to stderr.
 """
 
 import gc
@@ -52,7 +52,7 @@ def variant_config(variant):
 
 
 def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
-    """Times every contender; what is not installed or fails is a row as well."""
+    """Times every contender; one that is not installed or fails gets a row, too."""
     backend = keras.backend.backend()
     names = names or contenders.names(backend, mode)
     rng = np.random.default_rng(0)
@@ -71,10 +71,10 @@ def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
     gc.collect()
     begin = time.perf_counter()
     for i in range(1, rounds + 1):
-        products += [_seconds(product) for _ in range(PRODUCTS)]
+        products += [machine.seconds(product) for _ in range(PRODUCTS)]
         for name in list(steps):
             try:
-                times[name].append(_seconds(steps[name]))
+                times[name].append(machine.seconds(steps[name]))
             except Exception as error:
                 rows[name] = _failed(steps.pop(name), error)
         spent = time.perf_counter() - begin
@@ -97,7 +97,7 @@ def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
 
 
 def _prepare(steps, name, config, dtype, mode, images, labels):
-    """Builds and warms up a contender; its row."""
+    """Builds and warms up a contender; returns its row."""
     try:
         begin = time.perf_counter()
         step, parameters = contenders.step(name, config, dtype, mode, images, labels)
@@ -126,12 +126,6 @@ def _summary(times, batch, per_step, top):
         "images_per_second_median": batch / statistics.median(times),
         "share_of_peak": per_step / best / top,
     }
-
-
-def _seconds(function):
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

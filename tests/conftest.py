@@ -1,13 +1,12 @@
-"""What every test needs: a known seed, and the backends that it is about."""
+"""What every test needs: a known seed, the backends that it is about, and quick collections."""
 
+import gc
 import os
 
+from processes import QUICK_JAX
+
 if os.environ.get("KERAS_BACKEND") == "jax":
-    # A tiny model is compiled for longer than it runs: a quarter of the time of these tests.
-    os.environ.setdefault(
-        "XLA_FLAGS",
-        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-    )
+    os.environ.setdefault("XLA_FLAGS", QUICK_JAX)
 
 import keras
 import pytest
@@ -15,7 +14,7 @@ from cpu_torchvision import import_torchvision
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselects the tests of other backends, and those that run.py has run on its first one."""
+    """Deselects the tests of other backends, and those that run.py ran on its first backend."""
     kept, left_out = [], []
     for item in items:
         free = item.get_closest_marker("backend_free")
@@ -37,3 +36,14 @@ def torchvision():
 @pytest.fixture(autouse=True)
 def _seed():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections():
+    """Takes what the session keeps, mostly imported modules, out of garbage collection.
+
+    Keras collects whenever an attribute of a layer is deleted, as `quantize` does many times. With
+    three backends imported, a collection of everything takes seconds.
+    """
+    gc.collect()
+    gc.freeze()

@@ -1,10 +1,10 @@
-"""Importing torchvision beside a CPU torch: its usual build registers operators torch lacks."""
+"""Imports torchvision with a CPU build of torch, which lacks operators that it registers."""
 
 import importlib.util
 
 
 def import_torchvision():
-    """Imports torchvision, where it and torch are installed, and skips what cannot register."""
+    """Imports torchvision, if installed with torch, without the operators that torch lacks."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("torchvision")):
         return
     import torch

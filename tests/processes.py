@@ -1,14 +1,60 @@
-"""What tells processes of this machine that they train together, as docs/distributed.md says."""
+"""Processes that tests start: their variables, as docs/distributed.md says, and their output."""
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import tempfile
+from pathlib import Path
 
-import keras
+TESTS = Path(__file__).parent
+# A tiny model compiles for longer than it runs: a quarter of the time of the tests on JAX.
+QUICK_JAX = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def run_together(commands, environments=({},), timeout=280):
+    """Runs one process for each command and its variables, all at the same time.
+
+    Returns:
+        The exit code and the output of each process. The code of one that takes longer is None.
+    """
+    path = f"{TESTS.parent}{os.pathsep}{TESTS}"
+    variables = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    children = []
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, str(number)) for number in range(len(commands))]
+        try:
+            for command, extra, log in zip(commands, environments, logs, strict=True):
+                with log.open("wb") as file:  # a pipe could fill up
+                    child = subprocess.Popen(
+                        command, env={**variables, **extra}, stdout=file, stderr=subprocess.STDOUT
+                    )
+                children.append(child)
+            codes = [_wait(child, timeout) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        said = [log.read_text(errors="replace") for log in logs]
+    return list(zip(codes, said, strict=True))
+
+
+def _wait(child, timeout):
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return child.wait(timeout)
+    return None
+
+
+def forced_devices(number):
+    """The variable that gives JAX several CPU devices."""
+    return {"XLA_FLAGS": f"{QUICK_JAX} --xla_force_host_platform_device_count={number}"}
 
 
 def environments(number=2, **extra):
-    """The variables of each process, with free ports, for the backend of the tests."""
+    """The variables of each process that trains with others, with free ports."""
+    import keras  # not before tests/conftest.py has set the flags
+
     with contextlib.ExitStack() as stack:
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in free]

@@ -1,9 +1,9 @@
-"""Run pytest once a backend, and sum up.
+"""Run pytest once for each backend, and sum up.
 
-`python tests/run.py` runs every backend, `python tests/run.py jax torch -- -k pool` these two;
-pytest gets what follows the "--". Tests marked `backend_free` run on the first backend only. The
-files of a backend are shared out among as many processes as there are cores, or JOBS: most of a
-test is Python building a model, which keeps one core busy.
+`python tests/run.py` runs every backend, `python tests/run.py jax torch -- -k pool` these two. The
+arguments after "--" are passed to pytest. Tests marked `backend_free` run on the first backend
+only. The test files are distributed over as many processes as there are cores, or over JOBS
+processes: most of a test is Python building a model, which keeps one core busy.
 """
 
 import errno
@@ -21,22 +21,22 @@ BACKENDS = ("tensorflow", "jax", "torch")
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's exit code
 ENOUGH = 2e9  # bytes free; the slow tests write models of several hundred megabytes
-FULL = 50e6  # bytes free below which a file that could not be written is no surprise
+FULL = 50e6  # bytes free below which a failed write is blamed on the disk
 
 
 @dataclass
 class Outcome:
-    """What one run of pytest came to."""
+    """The result of one run of pytest."""
 
     backend: str
     passed: int
     failed: int
     skipped: int
     seconds: float
-    trouble: str = ""  # why pytest itself failed, where no single test did
+    trouble: str = ""  # why pytest itself failed, if no test did
 
     def line(self) -> str:
-        """One line to read: the backend, the verdict and the counts."""
+        """One line: the backend, the verdict and the counts."""
         verdict = "FAILED" if self.failed else "passed"
         counts = [f"{self.passed} passed"]
         counts += [f"{self.failed} failed"] if self.failed else []
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def run_backend(backend: str, jobs: int, pytest_args: list[str], first: bool = True) -> Outcome:
-    """Run pytest on one backend; only the first of a run gets the tests without a backend."""
+    """Run pytest on one backend. Only the first backend runs the tests marked `backend_free`."""
     start = time.monotonic()
     shared_out = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
     environment = {**os.environ, "KERAS_BACKEND": backend}
@@ -70,7 +70,7 @@ def run_backend(backend: str, jobs: int, pytest_args: list[str], first: bool = T
 
 
 def count_tests(report: Path) -> tuple[int, int, int]:
-    """Passed, failed and skipped tests in pytest's JUnit report; zeros where it wrote none."""
+    """Passed, failed and skipped tests in pytest's JUnit report; zeros if there is none."""
     try:
         cases = list(ElementTree.parse(report).iter("testcase"))
     except (FileNotFoundError, ElementTree.ParseError):  # pytest crashed, or the disk was full
@@ -87,7 +87,7 @@ def count_tests(report: Path) -> tuple[int, int, int]:
 
 
 def short_of_space(wanted: float) -> str:
-    """Which disk has fewer bytes free than wanted, or nothing."""
+    """A message that names a disk with fewer bytes free than wanted, or an empty string."""
     for folder in (temporary_folder(), ROOT):
         free = shutil.disk_usage(folder).free
         if free < wanted:
@@ -96,7 +96,7 @@ def short_of_space(wanted: float) -> str:
 
 
 def temporary_folder() -> Path:
-    """Where the tests write; `tempfile` names none where it cannot write."""
+    """The folder where the tests write; `tempfile` has none on a full disk."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def temporary_folder() -> Path:
 
 
 def main(argv: list[str]) -> int:
-    """Run the backends named, all of them by default; 0 if everything passed."""
+    """Run the named backends, by default all; return 0 if everything passed."""
     try:
         return run_backends(argv)
     except KeyboardInterrupt:
@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
 
 
 def run_backends(argv: list[str]) -> int:
-    """Run pytest on each backend, print a line for each and a sum; the exit code."""
+    """Run pytest on each backend, print a line for each and a total; return the exit code."""
     split = argv.index("--") if "--" in argv else len(argv)
     backends, pytest_args = argv[:split] or list(BACKENDS), argv[split + 1 :]
     if unknown := [name for name in backends if name not in BACKENDS]:

@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all."""
+"""Files and folders are written atomically."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from keras_vit.atomic import atomic_path
 pytestmark = pytest.mark.backend_free
 
 
-def test_atomic_path_shows_a_file_only_when_it_is_whole(tmp_path):
+def test_atomic_path_shows_a_file_only_when_it_is_complete(tmp_path):
     target = tmp_path / "a.weights.h5"
     with atomic_path(target) as temporary:
         assert temporary.parent == tmp_path and temporary.name.endswith("a.weights.h5")
@@ -19,11 +19,11 @@ def test_atomic_path_shows_a_file_only_when_it_is_whole(tmp_path):
         raise KeyboardInterrupt
     assert target.read_text() == "new"
     with pytest.raises(FileNotFoundError), atomic_path(target):
-        pass  # the block made nothing
+        pass  # the block wrote nothing
     assert [p.name for p in tmp_path.iterdir()] == ["a.weights.h5"]
 
 
-def test_atomic_path_moves_a_folder_whole(tmp_path):
+def test_atomic_path_moves_a_complete_folder(tmp_path):
     def write(text, **files):
         with atomic_path(tmp_path / "out") as temporary:
             (temporary / "sub").mkdir(parents=True)
@@ -31,7 +31,7 @@ def test_atomic_path_moves_a_folder_whole(tmp_path):
                 (temporary / name).write_text(text)
             (temporary / "sub" / "c").write_text(text)
             if "fail" in files:
-                raise RuntimeError("half way")
+                raise RuntimeError("halfway")
 
     def texts():
         found = (p for p in (tmp_path / "out").rglob("*") if p.is_file())
@@ -45,6 +45,6 @@ def test_atomic_path_moves_a_folder_whole(tmp_path):
     with pytest.raises(RuntimeError):
         write("2", a=1, fail=1)
     assert texts() == {"a": "1", "b": "1", "sub/c": "1"}
-    write("3", a=1)  # what is not written again stays
+    write("3", a=1)  # files that are not written again stay
     assert texts() == {"a": "3", "b": "1", "sub/c": "3"}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

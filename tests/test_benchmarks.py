@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic, and that a contender is measured, fails or is missing in sight."""
+"""The arithmetic of the benchmark, and how failed and missing contenders are reported."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def shown(group):
 
 
 def fake(monkeypatch, steps):
-    """Contenders that are functions, under the names of packages."""
+    """Replaces contenders by functions, under the names of packages."""
     monkeypatch.setattr(contenders, "step", lambda name, *_: (steps[name], 7))
 
 
@@ -47,7 +47,7 @@ def test_flops_match_count_by_hand():
     assert flops.forward(TINY.replace(num_registers=1)) > patches + block + head
 
 
-def test_flops_of_vit_b16_are_the_known_ones():
+def test_flops_of_vit_b16_agree_with_published_numbers():
     assert round(flops.forward(worker.variant_config("vit_b16")) / 1e9, 1) == 35.1
     assert round(flops.forward(worker.variant_config("vit_b32")) / 1e9, 1) == 8.8
 
@@ -197,6 +197,6 @@ def test_choosing_measures_each_file(file, tmp_path):
     assert measure(TINY, tmp_path, job) > 0
 
 
-def test_parent_names_contenders_without_a_backend():
+def test_throughput_does_not_import_keras_itself():
     code = "import benchmarks.throughput, sys; assert 'keras' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Every page: links, paths and names exist, calls and commands fit what they call."""
+"""Every page: links, paths and names exist, and calls and commands have existing arguments."""
 
 import ast
 import importlib.util
@@ -21,7 +21,7 @@ FOLDERS = (".", "docs", "docs/browser", "benchmarks", "savedmodels")
 PAGES = [page for folder in FOLDERS for page in (ROOT / folder).glob("*.md")]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 NAMES = {"keras_vit": keras_vit, "explain": explain, "preprocessing": preprocessing}
-MADE = ("docs/browser/model.tflite", "benchmarks/results")  # by commands
+MADE = ("docs/browser/model.tflite", "benchmarks/results")  # by commands of the page
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -30,7 +30,7 @@ def blocks(text, *languages):
 
 
 def wrong_links(page, text):
-    """Local links to a file or a heading that is not there."""
+    """Local links to a file or a heading that does not exist."""
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
@@ -46,7 +46,7 @@ def wrong_links(page, text):
 
 
 def paths(text):
-    """Files and folders of ours that the page names, and tests as "file::test"."""
+    """Our files and folders that the page names, and tests as "file::test"."""
     places = "keras_vit|keras_vit_cli|training|tests|benchmarks|docs"
     for path in re.findall(rf"(?<![\w/.:-])(?:{places})/[\w./:-]*\w", text):
         if "NAME" not in path and "TARGET" not in path and not path.startswith(MADE):
@@ -81,11 +81,11 @@ def wrong_names(text):
 
 
 def calls(text):
-    """Calls of ours in the page's Python: the function's dotted name, and its keywords."""
+    """Calls of our functions in the page's Python: the dotted name and the keywords."""
     for block in blocks(text, "python"):
         try:
             tree = ast.parse(inspect.cleandoc(block))
-        except SyntaxError:  # a quotation that begins inside a function
+        except SyntaxError:  # a quotation that starts inside a function
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
@@ -128,13 +128,13 @@ def wrong_commands(text):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_names_what_there_is(page):
+def test_page_names_only_what_exists(page):
     text = TEXTS[page]
     wrong = [*wrong_links(page, text), *wrong_paths(text), *wrong_names(text)]
     assert [*wrong, *wrong_calls(text), *wrong_commands(text)] == []
 
 
-def test_pages_have_what_is_looked_for():
+def test_pages_have_what_is_checked():
     assert sum(len(list(paths(text))) for text in TEXTS.values()) > 100
     assert sum(len(names(text)) for text in TEXTS.values()) > 100
     assert sum(len(list(calls(text))) for text in TEXTS.values()) > 60

@@ -1,4 +1,4 @@
-"""docs/vit.md: examples run, quotations are there, commands and links lead somewhere."""
+"""docs/vit.md: its examples run, its quotations are exact, its commands and links work."""
 
 import doctest
 import re
@@ -29,7 +29,7 @@ def blocks(language, text=TEXT):
 
 
 def quotations(text=TEXT):
-    """Every quoted piece with the file that it is said to be from."""
+    """Every quotation, with the file that the page names as its source."""
     for block in blocks("python", text):
         parts = SOURCE.split(block)
         for path, quoted in zip(parts[1::2], parts[2::2], strict=True):
@@ -38,7 +38,7 @@ def quotations(text=TEXT):
 
 
 def is_in(path, piece):
-    """Whether a file holds these very lines, one after the other, at any depth of indentation."""
+    """Whether a file has exactly these consecutive lines, at any indentation."""
     wanted = textwrap.dedent(piece).splitlines()
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     windows = (lines[i : i + len(wanted)] for i in range(len(lines) - len(wanted) + 1))
@@ -46,7 +46,7 @@ def is_in(path, piece):
 
 
 def run_examples(text=TEXT):
-    """What doctest says of the page's console blocks: failures, and how many were tried."""
+    """The results of doctest on the page's console blocks, and its report."""
     report = []
     code = "\n".join(blocks("pycon", text))
     page = doctest.DocTestParser().get_doctest(code, {}, PAGE.name, str(PAGE), 0)
@@ -59,7 +59,7 @@ def replaced(old, new):
     return TEXT.replace(old, new)
 
 
-def test_vit_page_quotes_what_is_there():
+def test_vit_page_quotes_the_source_exactly():
     found = list(quotations())
     assert len(found) > 10
     assert [(path, piece) for path, piece in found if not piece or not is_in(path, piece)] == []
@@ -72,7 +72,7 @@ def test_vit_page_with_a_wrong_quotation_is_found():
     assert sum(not is_in(path, piece) for path, piece in quotations(wrong)) == 1
 
 
-def test_vit_page_has_no_block_that_nothing_checks():
+def test_vit_page_has_no_unchecked_block():
     fences = re.findall(r"^ *```(\w+)$", TEXT, re.MULTILINE)
     assert set(fences) == {"python", "pycon", "sh", "text"}
     assert [fences.count(kind) for kind in ("python", "pycon", "sh")] == [
@@ -80,14 +80,14 @@ def test_vit_page_has_no_block_that_nothing_checks():
     ]
 
 
-def test_vit_page_examples_answer_what_is_printed():
+def test_vit_page_examples_print_what_the_page_shows():
     results, report = run_examples()
     assert not results.failed, report
     assert results.attempted > 15
 
 
 def test_vit_page_with_a_wrong_answer_fails_once():
-    # Without ViT-B/16, which takes a second to build each time.
+    # Without ViT-B/16, which takes a second to build.
     short = replaced("learned   another", "learned   the same").replace(
         "keras_vit.vit_b16(", "print("
     )
@@ -98,7 +98,7 @@ def test_vit_page_with_a_wrong_answer_fails_once():
 
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
-    """A folder with the model that the page's scripts begin from, tiny and with random weights."""
+    """A folder with the model that the page's scripts start from, tiny and with random weights."""
     config = keras_vit.ViTConfig(
         image_size=8, patch_size=2, in_channels=1, width=20, depth=2, num_heads=5, mlp_dim=28,
         num_classes=3,
@@ -114,7 +114,7 @@ def digits(tmp_path, monkeypatch):
 
 
 def run_scripts(count):
-    """The names that the page's first scripts leave behind."""
+    """Runs the page's first scripts and returns their names."""
     scripts = [code for code in blocks("python") if not SOURCE.match(code)]
     assert len(scripts) == 2
     names = {}

@@ -1,4 +1,4 @@
-"""The versions of Keras that are accepted, and what is said of the others."""
+"""The versions of Keras that are accepted, and the messages for other versions."""
 
 import importlib
 import tomllib
@@ -34,7 +34,7 @@ def test_keras_version_is_checked_at_import(monkeypatch):
         importlib.reload(keras_version)
 
 
-def test_keras_version_is_the_one_of_pyproject():
+def test_keras_version_agrees_with_pyproject():
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     (keras_,) = (line for line in project["dependencies"] if line.startswith("keras"))
     oldest = ".".join(map(str, keras_version.OLDEST))

@@ -1,4 +1,4 @@
-"""Pixels as the contract says: against timm's own transforms, and both ways against each other."""
+"""The pixel contract: `preprocess` compared with timm's transforms and with our own layer."""
 
 import warnings
 
@@ -14,8 +14,8 @@ from keras_vit.preprocessing import preprocess
 CONFIG = TINY.replace(image_size=(32, 32), patch_size=8)
 
 
-def picture(height=61, width=90, channels=3, seed=0):
-    """Smooth enough that a resize means something, with an edge in it."""
+def photo(height=61, width=90, channels=3, seed=0):
+    """A smooth image with an edge, for which resizing methods differ."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 255, (6, 9, channels)).astype("uint8")
     planes = [
@@ -29,6 +29,7 @@ def picture(height=61, width=90, channels=3, seed=0):
     return image
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop", [None, 0.875, 1.0])
 @pytest.mark.parametrize("shape", [(61, 90), (90, 61), (32, 32), (20, 25)])
@@ -40,7 +41,7 @@ def test_preprocess_equals_timm(method, crop, shape, torchvision):
         pixel_mean=(0.485, 0.456, 0.406),
         pixel_std=(0.229, 0.224, 0.225),
     )
-    image = Image.fromarray(picture(*shape))
+    image = Image.fromarray(photo(*shape))
     transform = timm_data.create_transform(
         (3, 32, 32),
         interpolation=method,
@@ -60,10 +61,10 @@ def test_preprocess_equals_timm(method, crop, shape, torchvision):
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop", [None, 0.875, 1.0])
 @pytest.mark.parametrize("shape", [(61, 90), (90, 61), (64, 48)])
-def test_layer_is_near_preprocess(method, crop, shape):
+def test_layer_is_close_to_preprocess(method, crop, shape):
     config = CONFIG.replace(resize_method=method, crop_fraction=crop)
-    image = picture(*shape)
-    outside = preprocess(image, config)[0] * 127.5  # in pixel values
+    image = photo(*shape)
+    outside = preprocess(image, config)[0] * 127.5  # in pixel levels
     inside = to_numpy(preprocessing.Preprocessing(config)(image[None].astype("float32")))[0] * 127.5
     assert inside.shape == outside.shape
     difference = np.abs(inside - outside)
@@ -72,27 +73,27 @@ def test_layer_is_near_preprocess(method, crop, shape):
     assert np.abs(inside - shifted).mean() > 1
 
 
-def test_layer_runs_in_tf_data_on_pictures_of_any_size():
+def test_layer_runs_in_tf_data_on_images_of_any_size():
     tf = pytest.importorskip("tensorflow")
     layer = preprocessing.Preprocessing(CONFIG.replace(crop_fraction=0.9))
-    pictures = [picture(40, 61), picture(70, 35)]
+    photos = [photo(40, 61), photo(70, 35)]
     dataset = tf.data.Dataset.from_generator(
-        lambda: iter(pictures), output_signature=tf.TensorSpec((None, None, 3), tf.uint8)
+        lambda: iter(photos), output_signature=tf.TensorSpec((None, None, 3), tf.uint8)
     )
     batch = next(iter(dataset.map(layer).batch(2)))
     assert batch.shape == (2, 32, 32, 3)
-    for got, image in zip(batch.numpy(), pictures, strict=True):
+    for got, image in zip(batch.numpy(), photos, strict=True):
         expected = to_numpy(layer(image[None].astype("float32")))[0]
-        # Backends sum in another order, which may round one value the other way.
+        # Backends sum in another order, which may round a value differently.
         assert np.abs(got - expected).max() < 1.01 / 127.5
         assert np.abs(got - expected).mean() < 1e-4
 
 
-def test_layer_stands_in_front_of_a_model_and_is_saved(tmp_path):
+def test_layer_is_saved_in_front_of_a_model(tmp_path):
     images = keras.Input((40, 60, 3))
     config = CONFIG.replace(crop_fraction=0.8)
     model = keras.Model(images, preprocessing.Preprocessing(config)(images))
-    x = picture(40, 60)[None].astype("float32")
+    x = photo(40, 60)[None].astype("float32")
     y = model.predict(x, verbose=0)
     model.save(tmp_path / "p.keras")
     again = keras.saving.load_model(tmp_path / "p.keras")
@@ -100,14 +101,15 @@ def test_layer_stands_in_front_of_a_model_and_is_saved(tmp_path):
     assert -1 <= y.min() < y.max() <= 1
 
 
-def test_preprocess_takes_pil_arrays_and_sequences_alike():
-    array = picture()
+@pytest.mark.backend_free
+def test_preprocess_accepts_pil_images_arrays_and_sequences():
+    array = photo()
     image = Image.fromarray(array)
     expected = preprocess(array, CONFIG)
     for same in (image, [image], (array,), array[None], array.astype("int32")):
         assert preprocess(same, CONFIG).shape == expected.shape
     np.testing.assert_array_equal(preprocess(image, CONFIG), expected)
-    both = preprocess([image, Image.fromarray(picture(33, 47, seed=1))], CONFIG)
+    both = preprocess([image, Image.fromarray(photo(33, 47, seed=1))], CONFIG)
     np.testing.assert_array_equal(both[:1], expected)
     assert both.shape == (2, 32, 32, 3)
     np.testing.assert_allclose(
@@ -115,27 +117,30 @@ def test_preprocess_takes_pil_arrays_and_sequences_alike():
     )  # floats are not rounded to whole pixels
 
 
+@pytest.mark.backend_free
 def test_preprocess_matches_channels():
-    gray, color = picture(channels=1), picture()
+    gray, color = photo(channels=1), photo()
     one = CONFIG.replace(in_channels=1)
     assert preprocess(Image.fromarray(color), one).shape == (1, 32, 32, 1)
     assert preprocess(gray[..., 0], one).shape == (1, 32, 32, 1)
     repeated = preprocess(gray, CONFIG)
     np.testing.assert_array_equal(repeated[..., 0], repeated[..., 2])
     ten = CONFIG.replace(in_channels=10)
-    stack = np.concatenate([picture(channels=1, seed=i) for i in range(10)], -1)
+    stack = np.concatenate([photo(channels=1, seed=i) for i in range(10)], -1)
     result = preprocess(stack, ten)
     np.testing.assert_allclose(result[..., 3:4], preprocess(stack[..., 3:4], one), atol=1 / 127)
 
 
+@pytest.mark.backend_free
 def test_preprocess_same_size_only_scales():
     x = np.array([0, 51, 255], "uint8") * np.ones((32, 32, 1), "uint8")
     y = preprocess(x, CONFIG)
     np.testing.assert_allclose(y[0, 5, 5], [-1.0, -0.6, 1.0], atol=1e-6)
 
 
-def test_preprocess_warns_of_the_wrong_range():
-    pixels = picture(32, 32).astype("float32")
+@pytest.mark.backend_free
+def test_preprocess_reports_a_wrong_range():
+    pixels = photo(32, 32).astype("float32")
     with pytest.raises(ValueError, match=r"\[-1, 1\]. Received: values in .*Leave rescale=True"):
         preprocess(pixels, CONFIG, rescale=False)
     with pytest.warns(UserWarning, match=r"\[-1, 1\]. Received: values in .*Leave rescale=True"):
@@ -149,6 +154,7 @@ def test_preprocess_warns_of_the_wrong_range():
     np.testing.assert_allclose(ready, preprocess(pixels, CONFIG), atol=1e-6)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("images", "message"),
     [
@@ -163,12 +169,13 @@ def test_preprocess_warns_of_the_wrong_range():
         (["cat.jpg"], "images must hold numbers or be PIL images"),
     ],
 )
-def test_preprocess_refuses_what_is_no_picture(images, message):
+def test_preprocess_refuses_other_than_images(images, message):
     with pytest.raises(ValueError, match=message + ".*Received"):
         preprocess(images, CONFIG)
 
 
-def test_preprocess_bounds_what_a_picture_is_resized_to(monkeypatch):
+@pytest.mark.backend_free
+def test_preprocess_limits_the_size_that_an_image_is_resized_to(monkeypatch):
     config = CONFIG.replace(crop_fraction=0.5)
     narrow = np.zeros((65500, 1, 3), "uint8")
     size = r"65500 x 1 pixels, which becomes \d+ x \d+: \d+$"
@@ -186,6 +193,7 @@ def test_preprocess_bounds_what_a_picture_is_resized_to(monkeypatch):
         preprocess(large[:1], config)
 
 
+@pytest.mark.backend_free
 def test_preprocess_refuses_a_pil_image_for_many_channels():
     with pytest.raises(ValueError, match="images must be arrays for in_channels=4.*Received"):
-        preprocess(Image.fromarray(picture()), CONFIG.replace(in_channels=4))
+        preprocess(Image.fromarray(photo()), CONFIG.replace(in_channels=4))

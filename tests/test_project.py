@@ -1,4 +1,4 @@
-"""The shape of the project: who imports whom, what an import costs, what the source never does."""
+"""The shape of the project: its imports, what an import loads, and what the source never does."""
 
 import ast
 import importlib.util
@@ -46,7 +46,7 @@ TRAIN_ARROWS = {
     "recipe_files": {"recipe"},
     "distribution": {"distribution"},
     "optim": {"distribution", "optim", "recipe"},
-    "augment": {"augment", "data", "recipe"},  # of data only how an image is decoded
+    "augment": {"augment", "data", "recipe"},  # of data, only the decoding of images
     "data": {"augment", "data", "recipe"},
     "checkpoint": {"checkpoint", "distribution"},
     "build": {"distribution", "optim", "recipe"},
@@ -55,13 +55,13 @@ TRAIN_ARROWS = {
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "train/")
-# What these are about is one backend, and they are imported only where it is in use.
+# These belong to one backend and are imported only with it.
 OF_ONE_BACKEND = ("train/augment/", "train/data/", *(f"train/distribution/{b}" for b in BACKENDS))
 HEAVY = ("matplotlib", "tensorflow_datasets", "huggingface_hub", "typer", "PIL", "safetensors")
 
 
 def imports(path):
-    """Every module that a file imports, with whether the import stands inside a function."""
+    """Every module that a file imports, and whether the import is inside a function."""
     tree = ast.parse(path.read_text())
     inside = {
         id(child)
@@ -108,7 +108,7 @@ def test_programs_import_the_package_and_no_backend(path):
     for module, in_function in imports(path):
         top = module.partition(".")[0]
         assert top not in ("training", "tests", "benchmarks", *BACKENDS), f"{path} imports {module}"
-        # `--help` answers at once; the demo has nothing to say before it trains.
+        # `--help` must answer at once; the demo needs Keras in any case.
         if path.name in ("train.py", "evaluate.py") and top in ("keras", "keras_vit"):
             assert in_function, f"{path} imports {module}"
 
@@ -130,7 +130,7 @@ def test_command_imports_the_library_in_functions(path):
             assert in_function or module in only_types, f"{path.name} imports {module} at its top"
 
 
-# What Keras itself brings is not ours to keep out.
+# Modules that Keras itself imports do not count.
 STEPS = """
 import json, sys, keras
 seen, said = set(sys.modules), {}
@@ -149,7 +149,7 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def imported():
-    """The modules that each import adds to Keras', which on JAX imports no other backend."""
+    """The modules that each import adds to Keras'. On JAX, Keras imports no other backend."""
     backend = "jax" if importlib.util.find_spec("jax") else keras.backend.backend()
     environment = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run(
@@ -164,8 +164,8 @@ def test_import_brings_nothing_heavy(imported):
     assert not set(imported["package"]) & set(HEAVY)
 
 
-def test_the_training_library_leaves_backends_alone(imported):
-    """What needs no tf.data works on JAX and torch where TensorFlow is not installed."""
+def test_training_library_imports_no_backend(imported):
+    """Code that does not need tf.data works on JAX and torch without TensorFlow."""
     assert "keras_vit.train.optim.muon" in imported["train"]
     assert not set(imported["train"]) & BACKENDS
 
@@ -176,7 +176,7 @@ def test_lazy_names_are_listed_before_they_are_used(imported):
 
 
 @pytest.mark.parametrize("name", ["keras_vit", "keras_vit.train"])
-def test_public_names_are_all_there(name):
+def test_public_names_exist(name):
     module = importlib.import_module(name)
     assert len(set(module.__all__)) == len(module.__all__)
     for public in module.__all__:
@@ -188,14 +188,14 @@ def test_public_names_are_all_there(name):
     assert set(module.__all__) <= everything.keys()
 
 
-def test_version_is_the_one_of_the_distribution():
+def test_version_agrees_with_the_distribution():
     import keras_vit
 
     declared = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert declared and declared[1] == keras_vit.__version__
 
 
-def test_source_never_runs_what_it_reads():
+def test_source_never_executes_data():
     patterns = (
         r"\bLambda\(",
         r"^\s*(import|from) pickle",

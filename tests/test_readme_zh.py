@@ -1,4 +1,4 @@
-"""README.zh-CN.md says what README.md says: headings, code, links, names and figures."""
+"""README.zh-CN.md agrees with README.md: headings, code, links, names and figures."""
 
 import re
 from collections import Counter
@@ -14,12 +14,12 @@ ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
 CHINESE = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
 SWITCHES = ("English | [简体中文](README.zh-CN.md)", "[English](README.md) | 简体中文")
 
-# A fenced block, a row or a heading, or a paragraph: however its lines are broken.
+# A fenced block, a row, a heading, or a paragraph with any line breaks.
 UNIT = re.compile(r"^```[\s\S]*?^```$|^[|#].*$|(?:^(?!```|[|#]).+\n?)+", re.MULTILINE)
 
 
 def units(text):
-    """The page's pieces in order, without the line that leads to the other language."""
+    """The page's pieces in order, without the line that links to the other language."""
     return [unit for unit in UNIT.findall(text) if unit.strip() not in SWITCHES]
 
 
@@ -42,7 +42,7 @@ def links(unit):
 
 
 def names(unit):
-    """What stands between single backticks."""
+    """The text between single backticks."""
     return Counter(re.findall(r"`([^`\n]+)`", unit)) if unit[:3] != "```" else None
 
 
@@ -55,7 +55,7 @@ ASPECTS = [heading, code, cells, links, names, figures]
 
 
 def difference(aspect, english=ENGLISH, chinese=CHINESE):
-    """The first two pieces, side by side, that do not agree in one aspect."""
+    """The first pair of pieces that differ in one aspect."""
     for pair in zip_longest(units(english), units(chinese), fillvalue=""):
         if aspect(pair[0]) != aspect(pair[1]):
             return pair

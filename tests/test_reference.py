@@ -1,4 +1,4 @@
-"""The model equals the paper's equations, and stops doing so when one term is changed."""
+"""The model equals the paper's equations, and no longer does if one term changes."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_model_equals_the_paper(kind):
 
 @pytest.mark.parametrize("kind", ["paper", "post_norm"])
 def test_model_depends_on_every_array(kind):
-    """The negative control: a reference with one array changed is not the model any more."""
+    """The negative control: with one array changed, the reference differs from the model."""
     model = tiny_model(kind)
     x = images(model.config)
     weights = arrays(model)
@@ -26,7 +26,7 @@ def test_model_depends_on_every_array(kind):
         changed = reference.forward(model.config, {**weights, path: value + 0.1 * noise(value)}, x)
         difference = np.abs(changed - y).max()
         if path.endswith("attention/key/bias"):
-            assert difference < 1e-9  # softmax does not see it
+            assert difference < 1e-9  # softmax ignores it
         else:
             assert difference > 1e-4, path
 

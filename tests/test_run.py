@@ -1,4 +1,4 @@
-"""`make test`: which tests run on which backend, what is summed up, and a disk that is full."""
+"""`make test`: which tests run on which backend, the summary, and a full disk."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def suite(monkeypatch, tmp_path):
-    """A folder in the place of the project, whose test file is written by `suite(text)`."""
+    """A folder that replaces the project; `suite(text)` writes its test file."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setenv("JOBS", "1")
     monkeypatch.delenv("SKIP_BACKEND_FREE", raising=False)
@@ -37,7 +37,7 @@ def disk(monkeypatch):
     return set_free
 
 
-def test_run_sums_up_and_tells_the_first_backend_from_the_others(suite, disk, capfd):
+def test_run_sums_up_and_marks_backends_after_the_first(suite, disk, capfd):
     suite(
         "import os, pytest\n"
         "first = os.environ['KERAS_BACKEND'] == 'torch'\n"
@@ -56,20 +56,20 @@ def test_run_sums_up_and_tells_the_first_backend_from_the_others(suite, disk, ca
     assert "jax         FAILED   0 passed, 1 failed in " in capfd.readouterr().out
 
 
-def test_run_of_no_test_fails_only_where_no_backend_has_one(suite, disk, capfd):
+def test_run_without_tests_fails_only_if_no_backend_has_any(suite, disk, capfd):
     suite("import os\nif os.environ['KERAS_BACKEND'] == 'jax':\n    def test_a(): pass\n")
     assert run.main(["torch", "jax"]) == 0
     assert "torch       passed   no tests, 0 passed in " in capfd.readouterr().out
     assert run.main(["torch"]) == 1
 
 
-def test_run_that_crashes_has_failed(suite, disk, capfd):
+def test_run_that_crashes_fails(suite, disk, capfd):
     suite("import os\ndef test_a(): os._exit(9)")
     assert run.main(["torch"]) == 1
     assert "FAILED   pytest ended with exit code 9, 0 passed, 1 failed" in capfd.readouterr().out
 
 
-def test_run_warns_where_little_space_is_left(suite, disk, capfd):
+def test_run_warns_of_little_free_space(suite, disk, capfd):
     disk(1.23e9)
     suite("def test_a(): pass")
     assert run.main(["torch"]) == 0
@@ -77,8 +77,8 @@ def test_run_warns_where_little_space_is_left(suite, disk, capfd):
     assert capfd.readouterr().err.startswith(warning)
 
 
-def test_run_on_a_full_disk_says_so_beside_what_failed(suite, disk, monkeypatch, capfd):
-    """pytest is killed by the error, and leaves a report that was cut off."""
+def test_run_reports_a_full_disk_with_the_failures(suite, disk, monkeypatch, capfd):
+    """The error ends pytest, which leaves a truncated report."""
 
     def pytest_run(command, **options):
         (report,) = (part for part in command if part.startswith("--junitxml="))
@@ -95,7 +95,7 @@ def test_run_on_a_full_disk_says_so_beside_what_failed(suite, disk, monkeypatch,
 @pytest.mark.parametrize(
     ("code", "free"), [(errno.ENOSPC, 1e12), (errno.EDQUOT, 1e12), (errno.ENOENT, 0)]
 )
-def test_run_that_can_write_nothing_ends_in_one_line(disk, monkeypatch, capfd, code, free):
+def test_run_that_cannot_write_ends_in_one_line(disk, monkeypatch, capfd, code, free):
     def full(**options):
         disk(free)
         raise OSError(code, os.strerror(code))

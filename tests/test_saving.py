@@ -1,4 +1,4 @@
-"""Files that come back bit for bit, in a process that knows nothing but `import keras_vit`."""
+"""Saved models are loaded bit for bit, also in a process that only imports keras_vit."""
 
 import json
 import os
@@ -37,7 +37,7 @@ for name in sys.argv[2:]:
 
 
 def in_a_fresh_process(folder, *names):
-    """What models saved in `folder` predict when they are loaded anew."""
+    """What models saved in `folder` predict after they are loaded in a new process."""
     environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     done = subprocess.run(
@@ -71,14 +71,14 @@ def test_keras_file_is_bitwise_the_same_in_a_fresh_process(tmp_path):
     after = dict(zip(models, in_a_fresh_process(tmp_path, *models), strict=True))
     np.testing.assert_array_equal(after["plain"], before["plain"])
     np.testing.assert_array_equal(after["quantized"], before["quantized"])
-    # Keras adds the LoRA product into the kernel as it saves: the same sum in another order.
+    # Keras adds the LoRA product to the kernel when it saves: the same sum in another order.
     np.testing.assert_allclose(after["lora"], before["lora"], rtol=1e-5, atol=1e-4)
     assert np.abs(after["plain"] - before["lora"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_file_is_bitwise_the_same(kind, tmp_path):
-    model, other = tiny_model(kind), tiny_model(kind, seed=7)
+def test_weights_file_is_bitwise_the_same(tmp_path):
+    """Of one kind: test_backends.py loads every kind's file, on another backend at that."""
+    model, other = tiny_model("registers"), tiny_model("registers", seed=7)
     x = images(model.config)
     y = run(model, x)
     assert np.abs(run(other, x) - y).max() > 1e-3
@@ -96,7 +96,7 @@ def test_weights_file_of_another_shape_is_refused(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("kind", ["paper", "swiglu"])
-def test_int8_is_near_the_model_and_survives(kind, dtype, tmp_path):
+def test_int8_is_close_to_the_model_and_is_saved(kind, dtype, tmp_path):
     model = randomize(ViT(KINDS[kind], dtype=dtype), scale=0.2)
     x = images(TINY, 8)
     exact = run(model, x)
@@ -111,7 +111,7 @@ def test_int8_is_near_the_model_and_survives(kind, dtype, tmp_path):
     np.testing.assert_array_equal(run(again, x), quantized)
 
 
-def test_a_model_keeps_its_policy_name_and_flags(tmp_path):
+def test_model_keeps_its_dtype_policy_and_name(tmp_path):
     model = ViT(TINY.replace(labels=("a", "b", "c")), dtype="mixed_bfloat16", name="mine")
     model.save(tmp_path / "m.keras")
     again = keras.saving.load_model(tmp_path / "m.keras")
@@ -136,6 +136,7 @@ def test_features_and_nested_models_are_saved(tmp_path):
 # -- what trains
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", KINDS)
 def test_frozen_parts_stay_frozen(kind, tmp_path):
     model = freeze_some(ViT(KINDS[kind]))
@@ -152,7 +153,7 @@ def _probe(model):
 
 def _all_but_the_head(model):
     model.trainable = False
-    model.get_layer("head").trainable = True  # a model around this one trains it
+    model.get_layer("head").trainable = True  # a model around this one still trains it
 
 
 def _all(model):
@@ -163,14 +164,16 @@ def _int8(model):
     freeze_some(model).quantize("int8")
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("change", [_probe, _all_but_the_head, _all, _int8])
-def test_what_trains_comes_back(change, tmp_path):
+def test_trainable_flags_are_restored(change, tmp_path):
     model = ViT(KINDS["registers"])
     change(model)
     check_flags(model, tmp_path / "m.keras")
 
 
-def test_only_what_differs_is_in_the_config():
+@pytest.mark.backend_free
+def test_config_has_only_flags_that_differ():
     model = ViT(TINY)
     assert "trainable_parts" not in model.get_config()
     model.blocks[1].mlp.trainable = False
@@ -184,20 +187,21 @@ def test_only_what_differs_is_in_the_config():
     }
 
 
-def test_lora_comes_back_merged_and_its_kernels_frozen(tmp_path):
+def test_lora_is_loaded_merged_with_frozen_kernels(tmp_path):
     model = ViT(TINY)
     model.enable_lora(2, ("query", "mlp"))
     trained = [v.path for v in model.trainable_weights]
     model.save(tmp_path / "m.keras")
     again = keras.saving.load_model(tmp_path / "m.keras")
     assert [v.path for v in again.trainable_weights] == [p for p in trained if "lora" not in p]
-    check_flags(again, tmp_path / "again.keras")  # and stay so, saved once more
+    check_flags(again, tmp_path / "again.keras")  # and stays so when it is saved once more
     again.enable_lora(2, ("query", "mlp"))
     assert [v.path for v in again.trainable_weights] == trained
 
 
-def test_a_flag_from_the_constructor_reaches_every_weight():
-    """A model around ours goes by the weights' own flags, which Keras' constructor leaves."""
+@pytest.mark.backend_free
+def test_flag_from_the_constructor_reaches_every_weight():
+    """A model around ours reads the flags of the weights, which Keras' constructor does not set."""
     inputs = keras.Input(TINY.input_shape)
     outer = keras.Model(
         inputs, keras.layers.Dense(2, name="new")(ViT(TINY, trainable=False)(inputs))
@@ -205,6 +209,7 @@ def test_a_flag_from_the_constructor_reaches_every_weight():
     assert [v.path for v in outer.trainable_weights] == ["new/kernel", "new/bias"]
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -214,13 +219,13 @@ def test_a_flag_from_the_constructor_reaches_every_weight():
         (None, "map paths.*None"),
     ],
 )
-def test_flags_of_what_is_not_there_are_refused(parts, message):
+def test_flags_of_unknown_parts_are_refused(parts, message):
     with pytest.raises(ValueError, match=f"trainable_parts must {message}"):
         ViT.from_config({**ViT(TINY).get_config(), "trainable_parts": parts})
 
 
 @pytest.mark.parametrize("freeze", [freeze_some, _probe])
-def test_fit_goes_on_from_a_file_as_if_never_saved(freeze, tmp_path):
+def test_fit_continues_from_a_file_as_if_never_saved(freeze, tmp_path):
     model = tiny_model("registers")
     freeze(model)
     x, y = images(model.config, 4), np.array([0, 1, 2, 0])
@@ -248,6 +253,7 @@ def test_fit_goes_on_from_a_file_as_if_never_saved(freeze, tmp_path):
 # -- the layers in a model that is not a ViT
 
 
+@pytest.mark.backend_free
 def test_blocks_in_another_model_keep_their_flags(tmp_path):
     """Keras alone loses them, even of a block that is frozen as a whole."""
     vit = freeze_some(ViT(KINDS["patch_norm"]))
@@ -264,7 +270,8 @@ def test_blocks_in_another_model_keep_their_flags(tmp_path):
     assert flags(keras.models.clone_model(vit)) == flags(vit)
 
 
-def test_a_frozen_backbone_in_another_model_stays_frozen(tmp_path):
+@pytest.mark.backend_free
+def test_frozen_backbone_in_another_model_stays_frozen(tmp_path):
     features = ViT(TINY).features()
     features.trainable = False
     model = keras.Model(features.input, keras.layers.Dense(2, name="new")(features.output))
@@ -274,8 +281,9 @@ def test_a_frozen_backbone_in_another_model_stays_frozen(tmp_path):
     assert flags(again) == flags(model)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("part", ["query", "attention_output", "key_norm"])
-def test_attention_keeps_the_flags_of_what_it_builds(part):
+def test_attention_keeps_the_flags_of_its_sublayers(part):
     layer = layers.MultiHeadAttention(2, 3, qk_norm=True, name="a")
     x = np.ones((1, 4, 6), "float32")
     layer(x, x)
@@ -284,7 +292,7 @@ def test_attention_keeps_the_flags_of_what_it_builds(part):
     config = json.loads(json.dumps(layer.get_config()))
     assert config["trainable_parts"] == {part: False}
     again = layers.MultiHeadAttention.from_config(config)
-    assert again.get_config()["trainable_parts"] == {part: False}  # before it is built, too
+    assert again.get_config()["trainable_parts"] == {part: False}  # also before it is built
     again(x, x)
     assert flags(again) == flags(layer)
     assert again.get_config() == layer.get_config()

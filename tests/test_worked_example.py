@@ -1,4 +1,4 @@
-"""docs/worked-example.md: the page's own code must print the page's own numbers."""
+"""docs/worked-example.md: the page's code must print the page's numbers."""
 
 import doctest
 import math
@@ -14,13 +14,13 @@ from keras_vit import ViT, ViTConfig
 PAGE = Path(__file__).parent.parent / "docs" / "worked-example.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
-FIRST_PATCH = [0.2, -0.5, 0.8, 0.1, -0.3, 0.6, 0.9, -0.2]  # zeros times E, so the bias alone
+FIRST_PATCH = [0.2, -0.5, 0.8, 0.1, -0.3, 0.6, 0.9, -0.2]  # zeros times E, plus the bias
 FIRST_POSITION = [0.1, 0.2, -0.1, 0.3, -0.2, 0.4, 0.1, -0.3]
 FIRST_TOKEN = [0.3, -0.3, 0.7, 0.4, -0.5, 1.0, 1.0, -0.5]
 
 
 def split_page(text):
-    """The page twice, line for line: its console blocks alone, and everything else alone."""
+    """The page's console blocks and its prose, each with empty lines in place of the other."""
     code, prose, inside = [], [], False
     for line in text.splitlines():
         fence = line.startswith("```")
@@ -31,12 +31,12 @@ def split_page(text):
 
 
 def run_page(text):
-    """The names the page's code leaves behind, doctest's counts, and its report of differences."""
+    """The names that the page's code defines, doctest's results, and its report."""
     names, report = {}, []
     code = split_page(text)[0]
     page = doctest.DocTestParser().get_doctest(code, names, PAGE.name, str(PAGE), 0)
     runner = doctest.DocTestRunner(verbose=False)
-    with np.printoptions():  # the page sets them for good
+    with np.printoptions():  # the page changes them
         results = runner.run(page, out=report.append, clear_globs=False)
     return page.globs, results, "".join(report)
 
@@ -48,7 +48,7 @@ def page():
 
 @pytest.fixture
 def array(page):
-    """Reads one of the page's tensors: its first picture, as NumPy."""
+    """Returns the first image of one of the page's tensors, as NumPy."""
     return lambda name: ops.convert_to_numpy(page[0][name])[0]
 
 
@@ -57,7 +57,7 @@ def replaced(old, new):
     return TEXT.replace(old, new)
 
 
-# --- the page prints what it says ---
+# --- the page prints its numbers ---
 
 
 def test_page_prints_its_numbers(page):
@@ -79,7 +79,7 @@ def test_page_with_one_wrong_digit_fails_once():
     assert "print(x_p[5])" in report
 
 
-# --- the numbers the page was asked to have ---
+# --- numbers of the page ---
 
 
 def test_page_shapes(page, array):
@@ -173,7 +173,7 @@ def numpy_features(weights, image):
     return norm(z, "encoder_norm")[0]  # (D,)
 
 
-def test_features_are_the_equations(page, array):
+def test_features_agree_with_the_equations(page, array):
     names = page[0]
     expected = numpy_features(weights_of(names["model"]), names["image"])
     np.testing.assert_allclose(array("features"), expected, atol=1e-5)
@@ -191,13 +191,13 @@ def test_features_depend_on_every_weight(page, array):
         nudged = value + rng.uniform(0.01, 0.1, value.shape)
         features = numpy_features({**weights, path: nudged}, image)
         difference = np.abs(features - array("features")).max()
-        if path == "encoder_block_0/attention/key/bias":  # adds one number to all scores of a row
+        if path == "encoder_block_0/attention/key/bias":  # adds a constant to each row
             assert difference < 1e-5
         else:
             assert difference > 1e-4, path
 
 
-def test_features_are_the_equations_for_random_norms_too(page):
+def test_features_agree_with_the_equations_for_random_norms(page):
     """The page leaves the LayerNorms at 1 and 0; here every weight is random."""
     rng = np.random.default_rng(0)
     model = ViT(page[0]["config"])

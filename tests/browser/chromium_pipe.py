@@ -1,6 +1,6 @@
-"""Drives a headless Chromium over its DevTools pipe: the mouse, the keys, and what a page says.
+"""Drives a headless Chromium over its DevTools pipe: mouse, keyboard, and a page's messages.
 
-Nothing but the browser is needed: messages go through two file descriptors as JSON.
+Only the browser is needed: messages are JSON, sent through two file descriptors.
 """
 
 import base64
@@ -15,7 +15,7 @@ from pathlib import Path
 
 FLAGS = (
     "--headless",
-    "--no-sandbox",  # which root needs
+    "--no-sandbox",  # required for root
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -107,7 +107,7 @@ class Chromium:
     def _next(self, seconds=60):
         while b"\0" not in self._received:
             if not select.select([self._in], [], [], seconds)[0]:
-                raise TimeoutError(f"Chromium has said nothing for {seconds} s")
+                raise TimeoutError(f"Chromium sent nothing for {seconds} s")
             part = os.read(self._in, 1 << 20)
             if not part:
                 raise EOFError("Chromium has ended")
@@ -121,7 +121,7 @@ class Chromium:
 
 
 class Page:
-    """A tab. `problems` and `requests` are what the page has said and fetched since it opened."""
+    """A tab. `problems` and `requests` have what the page reported and fetched since it opened."""
 
     def __init__(self, browser, url, width, height, scheme, ready):
         self._browser, self._first = browser, len(browser.events)
@@ -153,7 +153,7 @@ class Page:
         self._browser.send("Target.closeTarget", targetId=self._target)
 
     def _events(self, *methods):
-        self.value("0")  # what came before has arrived when this is answered
+        self.value("0")  # earlier events have arrived when this is answered
         events = self._browser.events[self._first :]
         mine = [event for event in events if event.get("sessionId") == self._session]
         return [event["params"] for event in mine if event["method"] in methods]
@@ -173,7 +173,7 @@ class Page:
         return [event["request"]["url"] for event in self._events("Network.requestWillBeSent")]
 
     def value(self, expression):
-        """What JavaScript says."""
+        """The value of a JavaScript expression."""
         done = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in done:
             raise RuntimeError(f"{expression}: {done['exceptionDetails']}")
@@ -187,7 +187,7 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=[feature])
 
     def box(self, selector):
-        """Left, top, width and height in the window, after scrolling there."""
+        """Left, top, width and height of an element in the window, after scrolling to it."""
         return self.value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center', behavior: 'instant'});"
@@ -195,7 +195,7 @@ class Page:
         )
 
     def click(self, selector, across=0.5, down=0.5):
-        """Clicks into an element, at shares of its width and height."""
+        """Clicks an element at fractions of its width and height."""
         left, top, width, height = self.box(selector)
         place = {"x": left + across * width, "y": top + down * height, "button": "left"}
         for kind in ("mousePressed", "mouseReleased"):

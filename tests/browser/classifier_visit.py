@@ -1,4 +1,4 @@
-"""What a visitor does on the page of docs/browser, and what the page shows."""
+"""A visitor's actions on the page of docs/browser, and what the page shows."""
 
 import json
 import time
@@ -8,7 +8,7 @@ import chromium_pipe
 
 
 class Visit(chromium_pipe.Page):
-    """The page, opened, and what a visitor does there."""
+    """The open page, and a visitor's actions."""
 
     def __init__(self, chromium, url, scheme="light"):
         super().__init__(chromium, url, 900, 900, scheme, "#status")
@@ -27,16 +27,16 @@ class Visit(chromium_pipe.Page):
 
     @property
     def problem(self):
-        """What the page complains of; empty where it does not."""
+        """The error that the page shows, or nothing."""
         return self.text("#problem")
 
     def forget(self):
-        """Empties what the page says, so that what it says next is new."""
+        """Clears the messages of the page, so that the next one is new."""
         for place in ("status", "problem"):
             self.value(f"document.querySelector('#{place}').textContent = ''")
 
     def done(self, name):
-        """Waits until the page has dealt with a file."""
+        """Waits until the page has handled a file."""
         start = json.dumps(f"{name}: ")
         said = "document.querySelector('#status').textContent"
         problem = "document.querySelector('#problem').textContent"
@@ -57,7 +57,7 @@ class Visit(chromium_pipe.Page):
         self.done(Path(file).name)
 
     def rows(self):
-        """The classes that are shown, with their probabilities as they are behind the text."""
+        """The classes that are shown, with their unrounded probabilities."""
         assert not self.problem
         return self.value(
             "[...document.querySelectorAll('#classes li')].map(e => ["
@@ -66,13 +66,13 @@ class Visit(chromium_pipe.Page):
 
     @property
     def outside(self):
-        """Addresses that are neither of this machine nor of the page itself."""
+        """Requested URLs that belong neither to this machine nor to the page itself."""
         own = ("http://127.0.0.1:", "data:", "blob:")
         return [url for url in self.requests if not url.startswith(own)]
 
     @property
     def errors(self):
-        """Problems without LiteRT's log, which goes to the console."""
+        """The problems without LiteRT's log, which goes to the console."""
         return [p for p in self.problems if "args" not in p and not _is_warning(p)]
 
 

@@ -4,7 +4,7 @@ The browser itself is `chromium_pipe.Chromium`. A page that must come from a ser
 
     chromium_pipe.Page(chromium, served(folder) + "index.html", 1280, 900, "light", "#ready")
 
-What npm installs stays in the folder that KERAS_VIT_BROWSER_CACHE names, if it names one.
+If KERAS_VIT_BROWSER_CACHE names a folder, npm's packages are kept there.
 """
 
 import functools
@@ -20,7 +20,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def npm_install(tmp_path_factory):
-    """Installs what a package.json pins; returns the `node_modules` that npm made of it."""
+    """Installs what a package.json pins; returns the `node_modules` folder."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         pytest.skip("node and npm are not installed")
@@ -32,7 +32,7 @@ def npm_install(tmp_path_factory):
         folder = root / package_json.parent.name
         made_of = folder / "package.json"
         if not made_of.exists() or made_of.read_bytes() != wanted:
-            # Under another name until it is whole: an interrupted one would be taken for it.
+            # Under another name until it is complete, so that an interrupted one is not used.
             beside = folder.with_name(f"{folder.name}.new")
             for old in (folder, beside):
                 shutil.rmtree(old, ignore_errors=True)
@@ -54,7 +54,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def served():
-    """Serves folders to this machine alone: `served(folder)` is the address of the folder."""
+    """Serves folders to this machine only: `served(folder)` is the URL of the folder."""
     servers = []
 
     def serve(folder: Path) -> str:

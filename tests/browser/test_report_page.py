@@ -1,4 +1,4 @@
-"""The page of `write_report` in a real browser: it loads alone, it is right, it can be used."""
+"""The page of `write_report` in a real browser: it loads offline, is correct and usable."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def chromium(tmp_path_factory):
         yield chromium
 
 
-def picture(size=(90, 150)):
+def photo(size=(90, 150)):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(pixels).resize(size[::-1]))
 
@@ -43,7 +43,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def file(model, tmp_path_factory):
-    return explain.write_report(model, picture(), tmp_path_factory.mktemp("page") / "page.html")
+    return explain.write_report(model, photo(), tmp_path_factory.mktemp("page") / "page.html")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def focus(page):
 # -- loading
 
 
-def test_chromium_tells_what_a_page_does(chromium, tmp_path):
+def test_chromium_records_problems_and_requests(chromium, tmp_path):
     (tmp_path / "p.html").write_text(
         "<p>text</p><script>console.log(1); nothing()</script><img src='http://127.0.0.1:9/a.png'>"
     )
@@ -89,7 +89,7 @@ def test_chromium_tells_what_a_page_does(chromium, tmp_path):
         ("large", {"queries"}),
     ],
 )
-def test_page_of_any_model_loads_alone(chromium, tmp_path, monkeypatch, kind, missing):
+def test_page_of_any_model_loads_offline(chromium, tmp_path, monkeypatch, kind, missing):
     one = KINDS["paper"].replace(image_size=8, in_channels=5)
     config = {"one_patch": one, "large": CONFIG}.get(kind) or KINDS[kind]
     if kind == "large":
@@ -108,9 +108,9 @@ def test_page_of_any_model_loads_alone(chromium, tmp_path, monkeypatch, kind, mi
     page.close()
 
 
-def test_page_runs_nothing_of_a_label(chromium, tmp_path):
+def test_page_does_not_run_code_in_labels(chromium, tmp_path):
     model = randomize(ViT(CONFIG.replace(labels=(ATTACK, "b", "c"))))
-    page = chromium.page(explain.write_report(model, picture(), tmp_path / "p.html", title=ATTACK))
+    page = chromium.page(explain.write_report(model, photo(), tmp_path / "p.html", title=ATTACK))
     assert page.problems == [] and page.value("document.querySelectorAll('img').length") == 0
     assert page.text("h1") == ATTACK and page.value("document.title") == ATTACK
     labels = "[...document.querySelectorAll('#explained-classes span')].map(s => s.textContent)"
@@ -143,7 +143,7 @@ def test_page_fits_its_window_in_light_and_dark(chromium, file, tmp_path, width)
 
 
 def colors(page, canvas):
-    """What a canvas shows near the upper left corner of each patch, where there is no frame."""
+    """The color of a canvas near the upper left corner of each patch, where there is no frame."""
     script = """(() => {
       const canvas = document.querySelector(%s), [l, t, w, h] = data.image.seen;
       const {width, height} = canvas;
@@ -164,10 +164,10 @@ def viridis(values):
     return 255 * np.asarray(colormaps["viridis"](values))[..., :3]
 
 
-def test_page_draws_the_weights_in_their_places(page, model):
+def test_page_draws_the_weights_at_their_patches(page, model):
     page.value("document.querySelector('#strength').focus()")
     page.press("End")
-    x = preprocessing.preprocess(picture(), CONFIG)
+    x = preprocessing.preprocess(photo(), CONFIG)
     maps = explain.attention_maps(model, x)[:, 0]  # (L, h, T, T)
     last = maps[-1].mean(0)[0, 2:]
     found = colors(page, "#attention-map")
@@ -202,7 +202,7 @@ def test_page_works_by_mouse(page):
     place = f"row 0, column {COLUMNS - 1}"
     assert f"patch in {place}:" in caption(page) and chosen(page, "query") == "patch"
     assert page.value("document.querySelector('#query-column').value") == str(COLUMNS - 1)
-    page.click("#attention-map", left / 2, 0.5)  # outside of what the model sees
+    page.click("#attention-map", left / 2, 0.5)  # outside the part that the model sees
     assert f"patch in {place}:" in caption(page)
     page.click("#similarity", left + width * 0.01, top + height * 0.99)
     label = page.value("document.querySelector('#similarity').getAttribute('aria-label')")
@@ -242,7 +242,7 @@ def test_page_works_by_keyboard(page):
             assert "register 0:" in caption(page)
         elif seen[-1] == "query-row":
             page.press("Backspace", "9")
-            assert f"row {ROWS - 1}, column" in caption(page)  # 9 is none: the last one
+            assert f"row {ROWS - 1}, column" in caption(page)  # there is no row 9: the last one
         elif seen[-1] == "query-column":
             assert page.value("document.querySelector('#query-row').value") == str(ROWS - 1)
             page.press("Backspace", "0")

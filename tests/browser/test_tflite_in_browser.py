@@ -1,4 +1,4 @@
-"""docs/browser in a real browser: a file that Python exports gives there what it gives here."""
+"""docs/browser in a real browser: an exported file gives the same results as in Python."""
 
 import base64
 import json
@@ -27,8 +27,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "browser"
 TRAINED = ROOT / "runs" / "cifar10" / "model.keras"
-# The largest difference of a probability between two builds of one runtime. What is scaled by
-# each input rounds differently where a processor's way of adding up products differs.
+# The largest difference of a probability between two builds of one runtime. Values that are
+# scaled by the input round differently if the processor adds up products in another way.
 BOUNDS = {None: 1e-5, "float16": 1e-5, "dynamic": 0.03, "int8": 0.03}
 CONFIG = TINY.replace(
     num_classes=7,
@@ -63,14 +63,14 @@ def files(model, tmp_path_factory):
         "four": {"batch_size": 4},
         "any": {"batch_size": None},
     }.items():
-        # The made weights are worse for int8 than any that were trained.
+        # Random weights are worse for int8 than trained ones.
         files[name] = export_tflite(model, folder / f"{name}.tflite", bound=0.5, **options).path
     return files
 
 
 @pytest.fixture(scope="module")
 def site(npm_install, served, files, tmp_path_factory):
-    """The page as it is put on a server, with a model beside it."""
+    """The page on a server, with a model beside it."""
     folder = tmp_path_factory.mktemp("site")
     for file in PAGE.iterdir():
         if file.is_file():
@@ -88,9 +88,9 @@ def visit(chromium, site):
     page.close()
 
 
-def saved(folder, pictures, kind="png"):
+def saved(folder, photos, kind="png"):
     files = []
-    for i, picture in enumerate(pictures):
+    for i, picture in enumerate(photos):
         files.append(folder / f"{i}.{kind}")
         Image.fromarray(picture).save(files[-1])
     return files
@@ -101,12 +101,12 @@ def noise(count, size, seed=0):
 
 
 def patches(count, seed=0):
-    """Pictures of the tiny model's size, one color a patch: it tells them well apart."""
+    """Images of the tiny model's size with one color a patch, which it separates well."""
     return noise(count, CONFIG.grid, seed).repeat(8, axis=1).repeat(8, axis=2)
 
 
 def compare(found, probabilities, labels, bound):
-    """Checks rows against probabilities (B, K): the order, the numbers, and that they can fail."""
+    """Compares rows with probabilities (B, K): order and numbers, with a negative control."""
     worst, likely = 0, np.sort(probabilities)[:, ::-1]
     for rows, expected, best in zip(found, probabilities, likely, strict=True):
         assert len(rows) == min(5, len(labels))
@@ -124,34 +124,34 @@ def compare(found, probabilities, labels, bound):
     return worst
 
 
-# -- the answers
+# -- the predictions
 
 
 @pytest.mark.parametrize("quantize", list(BOUNDS))
 def test_page_classifies_as_python_does(visit, files, tmp_path, quantize):
     model = TFLiteRuntime(files[quantize or "plain"])
-    pictures = patches(6)
+    photos = patches(6)
     visit.choose("model", model.path)
     found = []
-    for file in saved(tmp_path, pictures):
+    for file in saved(tmp_path, photos):
         visit.choose("picture", file)
         found.append(visit.rows())
-    compare(found, model.probabilities(pictures), CONFIG.labels, BOUNDS[quantize])
+    compare(found, model.probabilities(photos), CONFIG.labels, BOUNDS[quantize])
 
 
 def test_page_runs_pixels_to_logits(visit, files, tmp_path):
     model = TFLiteRuntime(files["pixels"])
-    pictures = patches(4)
+    photos = patches(4)
     visit.choose("model", model.path)
     found = []
-    for file in saved(tmp_path, pictures):
+    for file in saved(tmp_path, photos):
         visit.choose("picture", file)
         found.append(visit.rows())
-    compare(found, model.probabilities(pictures), CONFIG.labels, 1e-5)
+    compare(found, model.probabilities(photos), CONFIG.labels, 1e-5)
 
 
 @pytest.mark.parametrize("quantize", [None, "dynamic"])
-def test_page_classifies_real_pictures_as_python_does(visit, tmp_path, quantize):
+def test_page_classifies_real_images_as_python_does(visit, tmp_path, quantize):
     if not TRAINED.exists():
         pytest.skip("runs/cifar10 has no model: python -m training.train cifar10")
     import tensorflow_datasets as tfds
@@ -159,17 +159,17 @@ def test_page_classifies_real_pictures_as_python_does(visit, tmp_path, quantize)
     if not tfds.builder("cifar10").is_prepared():
         pytest.skip("cifar10 is not prepared")
     batch = tfds.load("cifar10", split="test[:20]", batch_size=-1, download=False)
-    pictures, classes = batch["image"].numpy(), batch["label"].numpy()
+    photos, classes = batch["image"].numpy(), batch["label"].numpy()
     path = tmp_path / "cifar10.tflite"
     export_tflite(runtime.open(TRAINED).model, path, quantize=quantize, bound=0.2)
     model = TFLiteRuntime(path)
     visit.choose("model", path)
     found = []
-    for file in saved(tmp_path, pictures):
+    for file in saved(tmp_path, photos):
         visit.choose("picture", file)
         found.append(visit.rows())
     labels = model.labels
-    worst = compare(found, model.probabilities(pictures), labels, BOUNDS[quantize])
+    worst = compare(found, model.probabilities(photos), labels, BOUNDS[quantize])
     right = np.mean([rows[0][0] == labels[c] for rows, c in zip(found, classes, strict=True)])
     print(f"{quantize}: largest difference {worst:.2g}, {right:.0%} right")
     assert right > 0.6
@@ -187,12 +187,12 @@ def test_page_resizes_as_python_does(visit, files, tmp_path):
             (expected,) = model.probabilities(preprocessing.preprocess(picture, CONFIG))
         visit.choose("picture", file)
         for name, value in visit.rows():
-            # Decoders of JPEG differ by a level or two, and one level is what resizing rounds.
+            # JPEG decoders differ by a level or two, and resizing rounds to one level.
             assert abs(value - expected[CONFIG.labels.index(name)]) < 5e-3, file.name
 
 
-def test_pixels_are_those_of_preprocess(visit):
-    """Every way to resize and cut, for colors and for gray, in both forms of an input."""
+def test_pixels_agree_with_preprocess(visit):
+    """Every way to resize and crop, for color and gray, as floats and as pixels."""
     script = """(async () => {
       const {toInput} = await import('./pixels.js');
       const {size, pixels, records} = %s;
@@ -206,7 +206,7 @@ def test_pixels_are_those_of_preprocess(visit):
         for channels, contract in ((3, {}), (1, {"pixel_mean": 0.3, "pixel_std": 0.4}))
     ]
     for height, width in ((24, 16), (13, 9), (101, 47), (40, 130)):
-        # Nothing is cut off at 0 and 255: between Pillow's two passes, whose order it chooses.
+        # No value reaches 0 or 255: Pillow clips between its two passes, in an order of its own.
         picture = 64 + noise(1, (height, width), seed=height)[0] // 2
         opaque = np.concatenate([picture, np.full((height, width, 1), 255, "uint8")], axis=-1)
         records = [
@@ -239,9 +239,9 @@ def test_pixels_are_those_of_preprocess(visit):
 # -- using it
 
 
-def test_page_takes_what_is_dropped(visit, files, tmp_path):
-    pictures = noise(2, (24, 16), seed=5)
-    one, other = saved(tmp_path, pictures)
+def test_page_accepts_dropped_files(visit, files, tmp_path):
+    photos = noise(2, (24, 16), seed=5)
+    one, other = saved(tmp_path, photos)
     visit.drop(one)
     first = visit.rows()
     visit.drop(other)
@@ -283,7 +283,7 @@ def test_page_opens_the_dialog(visit, tmp_path, by):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_can_be_read_in_light_and_dark(chromium, site, tmp_path, scheme):
+def test_page_is_readable_in_light_and_dark(chromium, site, tmp_path, scheme):
     page = Visit(chromium, site, scheme)
     (file,) = saved(tmp_path, noise(1, (24, 16)))
     page.choose("picture", file)
@@ -295,7 +295,7 @@ def test_page_can_be_read_in_light_and_dark(chromium, site, tmp_path, scheme):
     page.close()
 
 
-# -- what can be wrong
+# -- errors
 
 
 @pytest.mark.parametrize(
@@ -306,11 +306,11 @@ def test_page_can_be_read_in_light_and_dark(chromium, site, tmp_path, scheme):
         ("model", "cut.tflite", "cut.tflite: This TFLite file is damaged"),
         ("model", "strange.tflite", "strange.tflite: This TFLite file does not say how it takes"),
         ("model", "features", "gives features, not classes. Export it with output="),
-        ("model", "four", "takes 4 pictures at a time. Export it with batch_size=1."),
-        ("model", "any", "takes any number of pictures at a time. Export it with batch_size=1."),
+        ("model", "four", "takes 4 photos at a time. Export it with batch_size=1."),
+        ("model", "any", "takes any number of photos at a time. Export it with batch_size=1."),
     ],
 )
-def test_page_says_what_is_wrong_and_goes_on(visit, files, tmp_path, field, name, said):
+def test_page_reports_a_wrong_file_and_still_works(visit, files, tmp_path, field, name, said):
     content = files["plain"].read_bytes()
     (tmp_path / "text.png").write_text("this is a text, whatever its name says")
     (tmp_path / "cut.tflite").write_bytes(content[:200])
@@ -319,14 +319,14 @@ def test_page_says_what_is_wrong_and_goes_on(visit, files, tmp_path, field, name
     assert said in visit.problem
     assert visit.value("document.querySelector('#problem').checkVisibility()")
     model = TFLiteRuntime(files["plain"])
-    pictures = noise(1, (24, 16))
-    visit.choose("picture", saved(tmp_path, pictures)[0])
-    (top,) = model.probabilities(pictures).argmax(-1)
+    photos = noise(1, (24, 16))
+    visit.choose("picture", saved(tmp_path, photos)[0])
+    (top,) = model.probabilities(photos).argmax(-1)
     assert visit.rows()[0][0] == CONFIG.labels[top]
 
 
 @pytest.mark.parametrize("missing", ["model.tflite", "node_modules"])
-def test_page_says_what_is_missing(chromium, npm_install, served, files, tmp_path, missing):
+def test_page_reports_missing_files(chromium, npm_install, served, files, tmp_path, missing):
     for file in PAGE.iterdir():
         if file.is_file():
             shutil.copy(file, tmp_path)

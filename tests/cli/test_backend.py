@@ -16,14 +16,14 @@ pytestmark = pytest.mark.backend_free
         (("tensorflow", "jax"), None, None, None, None),  # Keras' own default
         (("jax", "torch"), None, None, None, "jax"),
         (("torch",), None, None, None, "torch"),
-        (("torch",), "jax", None, "torch", "jax"),  # what the user has set is kept
+        (("torch",), "jax", None, "torch", "jax"),  # the user's choice is kept
         (("tensorflow", "jax"), None, "jax", None, None),
         (("tensorflow",), None, "jax", None, "tensorflow"),
         (("tensorflow", "jax"), None, "jax", "tensorflow", "tensorflow"),
         (("jax",), None, "jax", "tensorflow", None),
     ],
 )
-def test_backend_chosen_is_installed(
+def test_chosen_backend_is_installed(
     monkeypatch, tmp_path, caplog, installed, chosen, settings, prefer, expected
 ):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
@@ -36,7 +36,7 @@ def test_backend_chosen_is_installed(
     assert bool(caplog.messages) == (expected not in (None, chosen, prefer))
 
 
-def test_backend_missing_says_what_to_install(monkeypatch, tmp_path):
+def test_missing_backend_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setenv("KERAS_BACKEND", "")
     monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)

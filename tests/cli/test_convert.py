@@ -1,4 +1,4 @@
-"""`keras-vit convert`: there and back, and what it refuses."""
+"""`keras-vit convert`: round trips, and what it refuses."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize("to", ["timm", "huggingface", "keras"])
-def test_convert_there_and_back(call, model, checkpoint, tmp_path, to):
+def test_convert_round_trip(call, model, checkpoint, tmp_path, to):
     target = tmp_path / ("a.keras" if to == "keras" else "a")
     code, out, err = call("convert", checkpoint, target, "--format", to)
     assert (code, err) == (0, "")
@@ -49,7 +49,7 @@ def test_convert_does_not_overwrite(call, checkpoint, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b.safetensors"]
 
 
-def test_convert_writes_nothing_where_it_fails(call, checkpoint, tmp_path):
+def test_convert_writes_nothing_if_it_fails(call, checkpoint, tmp_path):
     code, _, err = call("convert", checkpoint, tmp_path / "a", "--format", "google")
     assert code == 1 and "gelu must be 'tanh'" in err
     assert call("convert", checkpoint, tmp_path / "a.h5", "--format", "keras")[0] == 1
@@ -57,7 +57,7 @@ def test_convert_writes_nothing_where_it_fails(call, checkpoint, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_convert_names_a_target_that_leads_through_a_file(call, checkpoint, tmp_path):
+def test_convert_names_a_file_in_the_path_of_its_target(call, checkpoint, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = call("convert", checkpoint, tmp_path / "file" / "x", "--format", "timm")
     assert code == 1 and f"target must be in a folder, and {tmp_path / 'file'} is a file" in err

@@ -24,7 +24,7 @@ def ask(call):
     return ask
 
 
-def test_evaluate_reaches_what_the_run_reached(ask, trained):
+def test_evaluate_agrees_with_the_run(ask, trained):
     last = json.loads((trained / "log.jsonl").read_text().splitlines()[-1])
     for options in ([trained], [trained / "model.keras", "--data", "digits"]):
         for batch in (7, 360, 1000):
@@ -36,7 +36,7 @@ def test_evaluate_reaches_what_the_run_reached(ask, trained):
     assert train_split["samples"] == 1437 and train_split["top1"] != found["top1"]
 
 
-def test_evaluate_prints_and_takes_few_shots(call, trained):
+def test_evaluate_prints_results_and_few_shot_accuracy(call, trained):
     code, out, _ = call("evaluate", trained, "--few-shot", 1, 10)
     assert code == 0
     assert "360 samples of digits:test" in out and "top1 " in out and "top5 " in out
@@ -47,7 +47,7 @@ def test_evaluate_prints_and_takes_few_shots(call, trained):
 
 
 @pytest.mark.backend_free
-def test_evaluate_takes_few_shots_in_a_row_or_one_by_one(call, monkeypatch):
+def test_evaluate_accepts_several_few_shots_in_any_order(call, monkeypatch):
     given = []
 
     def evaluate(model, **options):
@@ -64,7 +64,7 @@ def test_evaluate_takes_few_shots_in_a_row_or_one_by_one(call, monkeypatch):
     assert given == [("runs", [1, 5, 10], split) for split in (None, "a", "a")]
 
 
-def test_evaluate_takes_any_checkpoint(ask, tmp_path):
+def test_evaluate_accepts_any_checkpoint(ask, tmp_path):
     model = keras_vit.ViT(SMALL.replace(num_classes=10, head_init="truncated_normal"))
     model.save(tmp_path / "model.keras")
     path = keras_vit.save_pretrained(model, tmp_path / "hf", format="huggingface")
@@ -95,6 +95,6 @@ def test_evaluate_refuses_in_one_line(call, trained, tmp_path):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("option", [("--batch", 0), ("--few-shot", "x"), ("--few-shot", 1, 0)])
-def test_evaluate_wants_positive_numbers(call, option):
+def test_evaluate_requires_positive_numbers(call, option):
     code, out, err = call("evaluate", "runs", *option)
     assert (code, out) == (2, "") and f"Invalid value for '{option[0]}'" in err

@@ -1,4 +1,4 @@
-"""`keras-vit explain`: the page that it writes, and what it refuses."""
+"""`keras-vit explain`: the page it writes, and what it refuses."""
 
 import os
 
@@ -34,13 +34,13 @@ def test_explain_writes_a_page(tmp_path, monkeypatch):
     assert "<title>a&lt;b&gt;.png</title>" in text and text.count('"score"') == 1
 
 
-def test_explain_refuses_an_export_and_what_is_no_picture(tmp_path, monkeypatch):
+def test_explain_refuses_exports_and_files_that_are_not_images(tmp_path, monkeypatch):
     config = KINDS["paper"]
     monkeypatch.setattr(runtime, "open", lambda path: runtime.Runtime(path, config))
     image().save(tmp_path / "a.png")
     done = call("flowers", tmp_path / "a.png", "--out", tmp_path / "page.html")
     assert done.exit_code == 1 and "Received: flowers, an export" in str(done.exception)
-    (tmp_path / "b.png").write_text("no picture")
+    (tmp_path / "b.png").write_text("not an image")
     done = call("no/model", tmp_path / "b.png")
     assert done.exit_code == 1 and "b.png: it is not an image" in str(done.exception)
     assert call("model").exit_code == 2

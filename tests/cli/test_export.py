@@ -46,11 +46,11 @@ def test_export_of_a_run_folder(call, tmp_path):
     assert call("savedmodels/flowers", "--to", "saved_model").exit_code == 1
 
 
-def test_export_of_a_phone_s_file(call, tmp_path):
+def test_export_for_phones(call, tmp_path):
     model = tiny_model(labels=("cat", "dog", "emu"))
     model.save(tmp_path / "pets.keras")
     answers = runtime.open(tmp_path / "pets.keras")
-    for i in range(6):  # each picture where the model puts it, so that its accuracy is 100 %
+    for i in range(6):  # each image in the folder of its predicted class: an accuracy of 100 %
         pixels = np.random.default_rng(i).integers(0, 256, (24, 16, 3), dtype=np.uint8)
         name = model.config.labels[answers.logits(pixels[None])[0].argmax()]
         (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _names(count):
         (["--out", "x.tflite"], "path must end in .onnx. Received: path='x.tflite'"),
     ],
 )
-def test_wrong_option_is_named_before_any_work(call, tmp_path, options, message):
+def test_wrong_option_is_named_before_the_model_is_opened(call, tmp_path, options, message):
     (tmp_path / "labels.txt").write_bytes("Églantine".encode("latin-1"))
     (tmp_path / "labels.onnx").touch()
     done = call("no such model", "--to", "onnx", *options)
@@ -167,5 +167,5 @@ def test_export_of_a_checkpoint_as_json(call, tmp_path):
         ("hf://timm/vit_base.dino@main", "vit_base.dino_main"),
     ],
 )
-def test_name_of_the_folder(source, name):
+def test_name_of_the_export(source, name):
     assert export._name(source) == name

@@ -1,4 +1,4 @@
-"""`keras-vit info` of a checkpoint; of a run folder: tests/train/run/test_run_status.py."""
+"""`keras-vit info` of a checkpoint. tests/train/run/test_run_status.py tests it on run folders."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from keras_vit_cli import info
 pytestmark = pytest.mark.backend_free
 
 
-def test_info_says_what_it_is(call, checkpoint):
+def test_info_describes_a_checkpoint(call, checkpoint):
     code, out, _ = call("info", checkpoint)
     assert code == 0
     said = {line[:12].strip(): line[12:].strip() for line in out.splitlines() if line[:1] != " "}
@@ -33,7 +33,7 @@ def test_info_refuses_absurd_numbers(call, checkpoint, tmp_path):
     assert (code, out) == (1, "") and "model_args.num_heads=1099511627776" in err
 
 
-def test_info_lists_what_was_assumed(call, tmp_path):
+def test_info_lists_assumptions(call, tmp_path):
     model = tiny_model(image_size=24, width=64, num_heads=1)
     ours = keras_vit.save_pretrained(model, tmp_path / "a.safetensors", format="timm")
     code, out, _ = call("info", ours)
@@ -73,7 +73,7 @@ def test_info_of_a_keras_file(call, model, tmp_path):
     assert keras_vit.ViTConfig.from_dict(facts["config"]) == model.config
 
 
-def test_info_says_how_a_picture_is_cut():
+def test_info_describes_resizing_and_cropping():
     config = keras_vit.ViTConfig(image_size=224, crop_fraction=0.875, resize_method="bicubic")
     said = info.pixels(config)
     assert said.startswith("bicubic to cover 256 x 256, the center of 224 x 224; ")

@@ -31,7 +31,7 @@ def test_error_with_debug_is_a_traceback(tmp_path):
         main.main(["info", str(tmp_path / "none.npz"), "--debug"])
 
 
-def test_error_of_a_kind_that_is_not_expected_says_so(call, monkeypatch):
+def test_unexpected_error_mentions_debug(call, monkeypatch):
     monkeypatch.setattr(known, "search", lambda text: 1 / 0)
     code, _, err = call("models")
     assert code == 1 and "ZeroDivisionError: division by zero (see --debug)" in err
@@ -66,14 +66,14 @@ def test_help_explains_every_command(call, command):
         return
     assert f"Usage: keras-vit {command} " in out
     if command in ("info", "convert", "export"):
-        assert "name[@revision][/file]" in out  # not taken for markup
+        assert "name[@revision][/file]" in out  # not interpreted as markup
 
 
 # -- what is imported
 
 
 def start(*arguments, **environment):
-    """The command in a process of its own; the last line is what it imported."""
+    """Runs the command in a separate process; the last line lists its imports."""
     code = (
         "import sys\n"
         "from keras_vit_cli import main\n"
@@ -121,7 +121,7 @@ def test_completion_imports_no_keras():
 
 
 def test_command_imports_keras_when_it_needs_it(checkpoint):
-    """JAX, because it is the quickest to import."""
+    """On JAX, because it imports fastest."""
     done = start("info", str(checkpoint), KERAS_BACKEND="jax")
     assert done.returncode == 0, done.stderr
     assert "32 of 32 arrays" in done.stdout and "'keras'" in done.stdout.splitlines()[-1]
@@ -134,7 +134,7 @@ def test_module_is_the_command():
 
 
 @pytest.mark.slow
-def test_command_converts_in_a_process_of_its_own(checkpoint, tmp_path):
+def test_command_converts_in_a_separate_process(checkpoint, tmp_path):
     done = start("convert", str(checkpoint), str(tmp_path / "a.keras"), "--format", "keras")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == str(tmp_path / "a.keras")

@@ -32,7 +32,7 @@ def test_models_json_has_every_field(call):
     assert [known.Known(**row) for row in json.loads(out)] == list(known.KNOWN.values())
 
 
-def test_models_without_a_match_names_near_ones(call):
+def test_models_without_a_match_lists_close_names(call):
     code, out, err = call("models", "vit_b14.dinov3")
     assert (code, out) == (1, "")
     assert "vit_b14.dinov2_lvd142m_518" in err and "Received: text='vit_b14.dinov3'" in err

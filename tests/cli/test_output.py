@@ -1,4 +1,4 @@
-"""What the command prints: names that look like markup, and errors on one line."""
+"""The command's output: names that look like markup, and errors on one line."""
 
 import io
 
@@ -10,7 +10,7 @@ from keras_vit_cli import output
 pytestmark = pytest.mark.backend_free
 
 
-def test_tables_take_no_name_for_markup(terminal):
+def test_tables_do_not_interpret_names_as_markup(terminal):
     console = terminal("out", 200, file=io.StringIO())
     output.print_facts([("file", "a [fish]/1"), ("size", "[/b]")])
     table = Table()

@@ -1,4 +1,4 @@
-"""The `predict` command: its scores, what it prints and where, and pictures that are broken."""
+"""The `predict` command: its scores, its output, and damaged images."""
 
 import functools
 import io
@@ -35,14 +35,14 @@ def folder(model, tmp_path_factory):
     model.save(folder / "model.keras")
     (folder / "photos" / "inside" / ".hidden").mkdir(parents=True)
     for i, name in enumerate(("c.png", "a.jpg", "inside/b.webp", "inside/.hidden/d.png")):
-        picture(i).save(folder / "photos" / name, quality=95)
-    (folder / "photos" / "notes.txt").write_text("no picture")
+        photo(i).save(folder / "photos" / name, quality=95)
+    (folder / "photos" / "notes.txt").write_text("not an image")
     return folder
 
 
 @pytest.fixture(scope="module")
 def opening():
-    """`runtime.open`, which compiles a model once and not in every test."""
+    """`runtime.open` with a cache, so that a model compiles once and not in every test."""
     return functools.cache(runtime.open)
 
 
@@ -57,18 +57,18 @@ def call(folder, opening, monkeypatch):
     return call
 
 
-def picture(seed, size=(40, 30)):
+def photo(seed, size=(40, 30)):
     pixels = np.random.default_rng(seed).integers(0, 256, (5, 4, 3), dtype=np.uint8)
     return Image.fromarray(pixels).resize(size)
 
 
 def wanted(model, *files):
-    """The probabilities from `preprocess`ed files and the model itself."""
+    """The probabilities that the model itself gives for preprocessed files."""
     images = preprocessing.preprocess([Image.open(file) for file in files], model.config)
     return np.asarray(keras.ops.softmax(run(model, images)))
 
 
-# -- the answers
+# -- the predictions
 
 
 def test_predict_json_has_the_model_s_probabilities(call, model):
@@ -111,7 +111,7 @@ def test_predict_draws_bars_on_a_terminal(call, terminal, columns):
 def test_predict_progress_stays_out_of_the_results(call, terminal):
     console = terminal("err", file=io.StringIO())
     done = call("model.keras", "nothing.png", "photos", "--json", "--batch-size", 1)
-    assert done.exit_code == 1  # though all is well in the last batches
+    assert done.exit_code == 1  # although the last batches are valid
     assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [
         {"image", "error"},
         *[{"image", "classes"}] * 3,
@@ -119,7 +119,7 @@ def test_predict_progress_stays_out_of_the_results(call, terminal):
     assert "3/4" in console.file.getvalue() and "nothing.png: there is" in console.file.getvalue()
 
 
-def test_predict_of_sigmoid_scores_and_of_classes_without_names(call, tmp_path):
+def test_predict_with_sigmoid_scores_and_unnamed_classes(call, tmp_path):
     model = tiny_model(classifier_activation="sigmoid", in_channels=1)
     model.save(tmp_path / "model.keras")
     done = call(tmp_path, "photos/a.jpg", "--json")
@@ -131,7 +131,7 @@ def test_predict_of_sigmoid_scores_and_of_classes_without_names(call, tmp_path):
 
 
 @pytest.mark.slow
-def test_predict_gives_an_export_of_pixels_what_it_takes(call, tmp_path, model):
+def test_predict_passes_pixels_to_an_export_for_pixels(call, tmp_path, model):
     export_saved_model(model, tmp_path / "export", images="uint8", labels=("a", "b", "c"))
     done = call(tmp_path / "export", "photos/a.jpg", "photos/c.png", "--json")
     assert done.exit_code == 0, done.exception
@@ -141,7 +141,7 @@ def test_predict_gives_an_export_of_pixels_what_it_takes(call, tmp_path, model):
         assert scores == pytest.approx(dict(zip("abc", row.tolist(), strict=True)), abs=1e-4)
 
 
-def test_pixels_are_those_of_preprocess(model, folder):
+def test_pixels_agree_with_preprocess(model, folder):
     for name in ("a.jpg", "c.png"):
         pixels = read_pixels(str(folder / "photos" / name), model.config)
         image = preprocessing.preprocess(Image.open(folder / "photos" / name), model.config)[0]
@@ -150,7 +150,7 @@ def test_pixels_are_those_of_preprocess(model, folder):
         assert np.abs(preprocessing.normalize(pixels[::-1], model.config) - image).max() > 0.1
 
 
-def test_predict_hands_pixels_to_a_runtime(call, model, monkeypatch):
+def test_predict_passes_pixels_to_a_runtime(call, model, monkeypatch):
     given = []
 
     class Recorder(runtime.KerasRuntime):
@@ -160,7 +160,7 @@ def test_predict_hands_pixels_to_a_runtime(call, model, monkeypatch):
 
     monkeypatch.setattr(runtime, "open", lambda path: Recorder(model, path))
     assert call("tiny", "photos", "nothing.png", "photos/a.jpg", "--batch-size", 2).exit_code == 1
-    assert given == [(np.uint8, (2, 24, 16, 3))] * 2  # a failure takes no place in a batch
+    assert given == [(np.uint8, (2, 24, 16, 3))] * 2  # a failed file takes no place in a batch
 
 
 # -- what is refused
@@ -174,7 +174,7 @@ def test_predict_hands_pixels_to_a_runtime(call, model, monkeypatch):
         ({"in_channels": 4}, "Received: tiny, with in_channels=4"),
     ],
 )
-def test_predict_refuses_a_model_without_an_answer(call, monkeypatch, changes, text):
+def test_predict_refuses_a_model_without_predictions(call, monkeypatch, changes, text):
     model = tiny_model(**changes)
     monkeypatch.setattr(runtime, "open", lambda path: runtime.KerasRuntime(model, path))
     done = call("tiny", "photos")
@@ -182,7 +182,7 @@ def test_predict_refuses_a_model_without_an_answer(call, monkeypatch, changes, t
     assert text in str(done.exception)
 
 
-def test_predict_refuses_an_answer_that_is_not_finite(call, monkeypatch):
+def test_predict_refuses_scores_that_are_not_finite(call, monkeypatch):
     model = tiny_model()
     head = model.get_layer("head").bias
     head.assign(np.array([0, np.nan, 0]))
@@ -194,11 +194,11 @@ def test_predict_refuses_an_answer_that_is_not_finite(call, monkeypatch):
 @pytest.mark.parametrize(
     "arguments", [["model.keras"], [], ["model.keras", "a.png", "--top-k", "0"]]
 )
-def test_predict_called_in_a_wrong_way_is_2(call, arguments):
+def test_usage_error_of_predict_is_exit_code_2(call, arguments):
     assert call(*arguments).exit_code == 2
 
 
-def test_predict_without_any_picture_opens_no_model(call, tmp_path):
+def test_predict_without_any_image_opens_no_model(call, tmp_path):
     done = call("there/is/no/model", "none.png", "photos/*.bmp", tmp_path, "/dev/null")
     assert done.exit_code == 1 and done.stdout == ""
     for line, text in zip(
@@ -209,9 +209,9 @@ def test_predict_without_any_picture_opens_no_model(call, tmp_path):
         assert line.startswith("keras-vit: error: ") and text in line
 
 
-def test_predict_goes_on_after_a_broken_picture(call, tmp_path):
+def test_predict_continues_after_a_damaged_image(call, tmp_path):
     broken = hostile(tmp_path)
-    picture(7).save(tmp_path / "right.png")
+    photo(7).save(tmp_path / "right.png")
     done = call("model.keras", tmp_path, "--json", "--batch-size", 3)
     assert done.exit_code == 1
     lines = {line["image"]: line for line in map(json.loads, done.stdout.splitlines())}
@@ -220,28 +220,28 @@ def test_predict_goes_on_after_a_broken_picture(call, tmp_path):
     assert set(errors) == set(broken)
     for name, text in broken.items():
         assert text in errors[name], name
-    assert len(done.stderr.splitlines()) == len(broken)  # one line a file, and none of a library
+    assert len(done.stderr.splitlines()) == len(broken)  # and nothing from libraries
     assert "steers\\x1b[2J.jpg" in done.stderr and "\x1b" not in done.stderr
 
 
 def hostile(folder):
-    """Writes files that cannot be used; what is said of each, by name."""
+    """Writes files that cannot be read; returns the error for each, by name."""
     file = io.BytesIO()
-    picture(0, (200, 150)).save(file, "JPEG")
+    photo(0, (200, 150)).save(file, "JPEG")
     jpeg = file.getvalue()
-    picture(0, (200, 150)).save(file := io.BytesIO(), "PNG")
+    photo(0, (200, 150)).save(file := io.BytesIO(), "PNG")
     flipped = bytearray(file.getvalue())
     flipped[len(flipped) // 2] ^= 255
     contents = {
         "empty.jpg": (b"", "the file is empty"),
         "text.jpg": (b"no image", "not an image that can be read (JPEG, PNG, WEBP"),
-        "steers\x1b[2J.jpg": (b"no picture", "not an image"),
+        "steers\x1b[2J.jpg": (b"not an image", "not an image"),
         "eps.png": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         "half.jpg": (jpeg[: len(jpeg) // 2], "cut off or damaged"),
         "header.jpg": (jpeg[:100], "cut off or damaged"),
         "bit.png": (bytes(flipped), "cut off or damaged"),
         "bomb.png": (_png(65_500, 65_500), "too many pixels; at most 89,478,485"),
-        "large.png": (_png(12_000, 9_000), "too many pixels"),  # where Pillow only warns
+        "large.png": (_png(12_000, 9_000), "too many pixels"),  # Pillow only warns of this one
         "narrow.png": (_png(1, 2_000_000), "which becomes"),
     }
     for name, (content, _) in contents.items():
@@ -251,7 +251,7 @@ def hostile(folder):
 
 
 def _png(width, height):
-    """A gray PNG of nothing, in a few hundred bytes."""
+    """A black PNG of any size in a few hundred bytes."""
 
     def chunk(kind, data):
         return (
@@ -264,18 +264,18 @@ def _png(width, height):
     return start + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def test_read_gives_whole_pictures_of_every_format(tmp_path):
-    original = np.asarray(picture(3))
+def test_read_image_reads_every_format(tmp_path):
+    original = np.asarray(photo(3))
     for kind, endings in IMAGE_FORMATS.items():
         path = tmp_path / f"picture{endings[0]}"
-        picture(3).save(path, kind, **({"lossless": True} if kind == "WEBP" else {}))
+        photo(3).save(path, kind, **({"lossless": True} if kind == "WEBP" else {}))
         found = np.asarray(read_image(path).convert("RGB"), "float32")
         exact = kind not in ("JPEG", "GIF")
         assert np.abs(found - original).mean() <= (0 if exact else 12), kind
         assert np.abs(found - original[::-1]).mean() > 20
 
 
-def test_find_keeps_the_order_of_the_names(folder, monkeypatch):
+def test_find_images_keeps_the_order_of_its_arguments(folder, monkeypatch):
     monkeypatch.chdir(folder / "photos")
     (folder / "photos" / "x[1].png").write_bytes(b"")
     names = [item.path for item in find_images(["x[1].png", "notes.txt", "**/*.webp", "c.png"])]

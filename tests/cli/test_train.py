@@ -15,18 +15,23 @@ from keras_vit.train.run import run_folder, run_status
 ROOT = Path(__file__).parents[2]
 
 
-def test_train_says_what_it_does_and_where_things_are(call, digits, tmp_path):
-    code, out, _ = call(*digits(tmp_path / "run"))
-    assert code == 0
+def test_train_prints_its_progress_and_its_files(trained, printed):
+    out = printed
     assert "1,437 training and 360 test images of 10 classes" in out
     assert "4 steps of 700 in 2 epochs" in out and keras.backend.backend() in out
-    assert "Test: top-1" in out and f"{tmp_path}/run/model.keras" in out
-    assert "\x08" not in out and "━" not in out  # no bar where nobody watches
+    assert "Test: top-1" in out and f"{trained}/model.keras" in out
+    assert "\x08" not in out and "━" not in out  # no progress bar outside a terminal
     assert sum("val_accuracy" in line for line in out.splitlines()) == 2
 
 
 @pytest.mark.backend_free
-def test_list_shows_every_recipe_there_is(call):
+def test_quiet_train_prints_nothing(call, digits, tmp_path):
+    code, out, _ = call(*digits(tmp_path / "run", "--quiet"))
+    assert (code, out) == (0, "") and (tmp_path / "run" / "report.md").is_file()
+
+
+@pytest.mark.backend_free
+def test_list_has_every_recipe(call):
     code, out, _ = call("train", "--list")
     lines = out.splitlines()
     files = {path.stem for path in (ROOT / "training").glob("recipes/*.py")}
@@ -58,13 +63,13 @@ def test_train_refuses_in_one_line(call, digits, change, words, tmp_path):
 
 
 @pytest.mark.backend_free
-def test_an_unknown_recipe_shows_all(call, tmp_path):
+def test_unknown_recipe_lists_all(call, tmp_path):
     code, _, err = call("train", "--recipe", "zzz", "--workdir", tmp_path)
     assert code == 1 and all(name in err for name in train.list_recipes())
 
 
 @pytest.mark.backend_free
-def test_a_recipe_may_be_a_file(call, tmp_path):
+def test_recipe_may_be_a_file(call, tmp_path):
     source = (ROOT / "training/recipes/digits.py").read_text()
     (tmp_path / "mine.py").write_text(source.replace("def digits(", "def mine("))
     options = ("--recipe", tmp_path / "mine.py", "--workdir", tmp_path / "run")
@@ -73,7 +78,7 @@ def test_a_recipe_may_be_a_file(call, tmp_path):
 
 
 @pytest.mark.backend_free
-def test_a_finished_run_is_left_alone(call, digits, trained):
+def test_finished_run_is_not_changed(call, digits, trained):
     folder = trained
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     code, out, _ = call(*digits(folder))
@@ -90,12 +95,12 @@ def test_a_finished_run_is_left_alone(call, digits, trained):
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-def test_a_finished_run_can_be_made_longer(call, trained, tmp_path):
+def test_finished_run_can_be_extended(call, trained, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy")
     log = (copy / "log.jsonl").read_text()
-    # A run of 9 steps would have epochs of 3, and this one keeps those it had, of 2.
+    # A new run of 9 steps would have epochs of 3 steps; this one keeps its epochs of 2.
     more = ["--workdir", str(copy), "--set", "run.steps=9", "--accept-changes"]
-    code, out, _ = call("train", *more)  # it knows its recipe
+    code, out, _ = call("train", *more)  # the folder has the recipe
     assert code == 0
     assert "9 steps of 700 in 5 epochs" in out and "resumes at step 4, in epoch 3" in out
     assert "finished before" not in out
@@ -107,7 +112,7 @@ def test_a_finished_run_can_be_made_longer(call, trained, tmp_path):
 
 
 @pytest.mark.backend_free
-def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog):
+def test_finished_run_restores_missing_files(call, trained, tmp_path, caplog):
     copy = shutil.copytree(trained, tmp_path / "copy")
     log, results = (copy / "log.jsonl").read_bytes(), (copy / "results.json").read_text()
     wanted = run_folder.read_results(copy)
@@ -128,7 +133,7 @@ def test_a_finished_run_makes_again_what_is_gone(call, trained, tmp_path, caplog
 
 
 @pytest.mark.backend_free
-def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(call, trained, tmp_path, caplog):
+def test_damaged_recipe_is_restored_from_the_newest_checkpoint(call, trained, tmp_path, caplog):
     copy = shutil.copytree(trained, tmp_path / "copy")
     wanted = (copy / "recipe.json").read_text()
     (copy / "recipe.json").write_text(wanted[:50])
@@ -144,13 +149,13 @@ def test_a_damaged_recipe_is_taken_from_the_newest_checkpoint(call, trained, tmp
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("options", [["--recipe", "digits"], ["--workdir", "x"], ["--nonsense"]])
-def test_a_wrong_call_of_train_is_code_2(call, options):
+def test_usage_error_of_train_is_exit_code_2(call, options):
     code, out, err = call("train", *options)
     assert (code, out) == (2, "") and "Usage: keras-vit train" in err
 
 
 @pytest.mark.backend_free
-def test_train_that_is_interrupted_is_code_130(call, digits, tmp_path, monkeypatch):
+def test_interrupted_train_is_exit_code_130(call, digits, tmp_path, monkeypatch):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 

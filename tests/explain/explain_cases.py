@@ -1,4 +1,4 @@
-"""What the explanations are held against: the paper's equations in NumPy, looked into."""
+"""The reference of the explanations: the paper's equations in NumPy, with access to their parts."""
 
 import functools
 
@@ -9,14 +9,14 @@ from conformance import arrays, images, tiny_model
 
 @functools.cache
 def case(kind, **changes):
-    """A model, a batch for it and the reference's attention weights; not to be changed."""
+    """A model, a batch for it and the reference's attention weights. Tests must not change them."""
     model = tiny_model(kind, **changes)
     x = images(model.config, count=2)
     return model, x, weights(model.config, arrays(model), x)
 
 
 def weights(config, values, x):
-    """The weights of Eq. 6 of every layer, `(L, B, h, T, T)` in float64."""
+    """The attention weights of Eq. 6 of every layer, `(L, B, h, T, T)` in float64."""
     seen = []
     run(config, values, x, lambda call, a: seen.append(a))
     found = np.stack(seen).reshape(config.depth, config.num_heads, *seen[0].shape)
@@ -24,13 +24,14 @@ def weights(config, values, x):
 
 
 def run(config, values, x, look, before_block=None):
-    """The reference's output; `look` sees each softmax and may return another in its place.
+    """The reference's output; `look` receives each softmax and may return a replacement.
 
     Args:
         config: A `ViTConfig`.
         values: Arrays by path.
         x: Images.
-        look: From the number of the call, layers before heads, and its weights to None or others.
+        look: From the number of the call (all heads of a layer in turn) and its weights to None or
+            other weights.
         before_block: From a block's index and its input to another input.
     """
     calls, blocks = iter(range(10_000)), iter(range(10_000))

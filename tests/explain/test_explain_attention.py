@@ -1,4 +1,4 @@
-"""Attention as arrays, against the paper's equations in NumPy."""
+"""Attention as arrays, compared with the paper's equations in NumPy."""
 
 import itertools
 
@@ -12,15 +12,15 @@ from keras_vit import explain
 from keras_vit.explain import attention, tokens
 from keras_vit.layers import EncoderBlock
 
-# Every kind on TensorFlow; the rest differs in nothing that a backend sees. JAX compiles each
-# operation for each number of tokens: one model and one batch do for most of what follows.
+# All kinds run on TensorFlow only: they do not differ in backend code, and JAX compiles each
+# operation for each number of tokens. One model and one batch are enough there.
 EVERYWHERE = ("registers",)
 KINDS = (*EVERYWHERE, "qk_norm", "paper", "post_norm", "registers_only", "mean_all", "patch_norm")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
 def given(monkeypatch, found):
-    """Lets the functions of the module find these weights, `(L, B, h, T, T)`."""
+    """Replaces the attention weights that the module computes, `(L, B, h, T, T)`."""
 
     def made(model, x, wanted):
         for i in range(len(x)):
@@ -32,7 +32,7 @@ def given(monkeypatch, found):
 
 
 @pytest.mark.parametrize("kind", KINDS if TENSORFLOW else EVERYWHERE)
-def test_attention_maps_are_those_of_the_paper(kind):
+def test_attention_maps_agree_with_the_paper(kind):
     model, x, expected = case(kind)
     found = explain.attention_maps(model, x)
     assert found.dtype == "float32" and found.shape == expected.shape
@@ -45,7 +45,7 @@ def test_attention_maps_are_those_of_the_paper(kind):
     assert np.abs(found.sum(-2) - 1).max() > 1e-2
 
 
-def test_attention_maps_take_the_layers_that_are_asked_for(monkeypatch):
+def test_attention_maps_compute_only_the_requested_layers(monkeypatch):
     model, x, _ = case("registers", depth=3)
     every = explain.attention_maps(model, x)
     calls = []
@@ -57,18 +57,18 @@ def test_attention_maps_take_the_layers_that_are_asked_for(monkeypatch):
 
     monkeypatch.setattr(EncoderBlock, "call", seen)
     found = explain.attention_maps(model, x, layers=1)
-    assert calls == [("0", False, False), ("1", True, False)]  # and nothing of the last one
-    # Blocks that are not asked for run with the backend's kernel.
+    assert calls == [("0", False, False), ("1", True, False)]  # and the last block is not called
+    # Other blocks run with the backend's kernel.
     np.testing.assert_allclose(found, every[1:2], atol=1e-6)
     tensor = keras.ops.convert_to_tensor(x)
     if keras.backend.backend() == "torch":
-        tensor.requires_grad_()  # NumPy alone refuses it
+        tensor.requires_grad_()  # NumPy cannot convert such a tensor
     found = explain.attention_maps(model, tensor, layers=[-1, 0, np.int64(2)])
     np.testing.assert_allclose(found, every[[2, 0, 2]], atol=1e-6)
     assert np.abs(found - every[[0, 2, 2]]).max() > 1e-2
 
 
-def test_attention_maps_have_all_patches_of_a_model_with_patch_dropout():
+def test_attention_maps_have_all_patches_despite_patch_dropout():
     model = tiny_model("registers", patch_dropout=0.5)
     x = images(model.config, count=2)
     expected = weights(model.config, arrays(model), x)
@@ -82,7 +82,7 @@ def test_attention_maps_in_half_precision(policy):
     found = explain.attention_maps(model, x)
     np.testing.assert_allclose(found, case("registers")[2], atol=4e-2)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
-    # Negative control: as the block gives them, they sum to 1 in half precision only.
+    # Negative control: the block's own weights sum to 1 only in half precision.
     z = tokens.embedded(model, x)
     _, scores = model.blocks[0](z, return_attention_scores=True)
     assert np.abs(tokens.as_numpy(scores).sum(-1) - 1).max() > 1e-5
@@ -115,14 +115,14 @@ def test_attention_maps_with_lora():
 @pytest.mark.backend_free
 def test_attention_maps_of_a_quantized_model():
     model, x, expected = tiny_model("paper"), *case("paper")[1:]
-    model.blocks[0].attention.query_dense.quantize("int8")  # Keras' own path then
+    model.blocks[0].attention.query_dense.quantize("int8")  # then Keras' own path is used
     found = explain.attention_maps(model, x)
     assert 0 < np.abs(found - expected).max() < 0.1
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
 
 
 @pytest.mark.backend_free
-def test_batches_change_nothing(monkeypatch):
+def test_batch_size_changes_nothing(monkeypatch):
     model, _, _ = case("registers")
     x = images(model.config, count=3)
     calls = (
@@ -161,7 +161,7 @@ def test_class_token_maps(kind):
     queries = {
         "paper": [0],
         "registers_only": range(2, 8),
-        "mean_all": [0],  # it has a class token, whatever its head reads
+        "mean_all": [0],  # it has a class token, although its head reads all tokens
         "mean": [0],
         "all_tokens": [0],
     }[kind]
@@ -175,7 +175,7 @@ def test_class_token_maps(kind):
 
 
 def rolled_out(found, fuse=np.mean, discard=0, axis=1, order=1):
-    """Rollout of one image, entry by entry; `found` is (L, h, T, T)."""
+    """Rollout of one image, computed entry by entry; `found` is (L, h, T, T)."""
     result = np.eye(found.shape[-1])
     for layer in found[::order]:
         fused = fuse(layer, axis=0)
@@ -189,7 +189,7 @@ def rolled_out(found, fuse=np.mean, discard=0, axis=1, order=1):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
-def test_rollout_is_the_papers(fusion):
+def test_rollout_agrees_with_the_paper(fusion):
     model, x, expected = case("registers")
     found = explain.attention_rollout(model, x, head_fusion=fusion)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
@@ -205,7 +205,7 @@ def test_rollout_is_the_papers(fusion):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("ratio, count", [(0.0, 0), (0.1, 8), (0.5, 40), (0.99, 80)])
-def test_rollout_discards_the_smallest_of_each_image_and_layer(ratio, count):
+def test_rollout_discards_the_smallest_weights_of_each_image_and_layer(ratio, count):
     model, x, expected = case("registers")  # 81 weights
     found = explain.attention_rollout(model, x, discard_ratio=ratio)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
@@ -226,7 +226,7 @@ def test_rollout_discards_the_smallest_of_each_image_and_layer(ratio, count):
         ("registers_only", range(2, 8), 2),
     ],
 )
-def test_rollout_map_is_what_the_head_reads(kind, rows, first):
+def test_rollout_map_shows_what_the_head_reads(kind, rows, first):
     model, x, _ = case(kind)
     rollout = explain.attention_rollout(model, x)
     expected = np.mean([rollout[:, q, first:] for q in rows], axis=0).reshape(2, 3, 2)
@@ -238,7 +238,7 @@ def test_rollout_map_is_what_the_head_reads(kind, rows, first):
 
 
 def distances(found, config):
-    """The mean distance a head, pair by pair; `found` is (B, h, T, T)."""
+    """The mean distance of each head, pair by pair; `found` is (B, h, T, T)."""
     k, (rows, columns), (ph, pw) = config.num_prefix_tokens, config.grid, config.patch_size
     centers = [((r + 0.5) * ph, (c + 0.5) * pw) for r in range(rows) for c in range(columns)]
     total = np.zeros(config.num_heads)
@@ -259,7 +259,7 @@ def test_attention_distance_is_in_pixels(kind):
     assert found.shape == (2, 5)
     for row, layer in zip(found, (1, 0), strict=True):
         np.testing.assert_allclose(row, distances(expected[layer], model.config), rtol=1e-5)
-    # Negative control: the other way of the patches' sides.
+    # Negative control: another layer, and a constant.
     grid = model.config.grid
     for other in (explain.attention_distance(model, x, 0), np.ones((1, 5))):
         assert np.abs(found[:1] - other).max() > 1e-2
@@ -270,17 +270,17 @@ def test_attention_distance_is_in_pixels(kind):
 
 
 @pytest.mark.backend_free
-def test_attention_distance_of_queries_that_look_nowhere(monkeypatch):
+def test_attention_distance_skips_queries_without_attention_to_patches(monkeypatch):
     model, x, _ = case("paper")
     found = np.zeros((2, 2, 5, 7, 7))
-    found[..., 0] = 1  # all of it to the class token
+    found[..., 0] = 1  # all attention on the class token
     found[0, :, :, 1] = np.eye(7)[2]  # the first patch looks at its neighbor, 8 pixels away
     given(monkeypatch, found)
     np.testing.assert_array_equal(explain.attention_distance(model, x), [[8] * 5, [0] * 5])
 
 
 @pytest.mark.only_on("tensorflow")  # compares bits
-def test_attention_entropy_in_nats(monkeypatch):
+def test_attention_entropy_is_in_nats(monkeypatch):
     model, x, expected = case("registers")
     found = explain.attention_entropy(model, x)
     rows = -(expected * np.log(expected)).sum(-1)
@@ -310,7 +310,7 @@ def test_attention_entropy_in_nats(monkeypatch):
         ({"model": keras.Sequential()}, "model must be a keras_vit.ViT"),
     ],
 )
-def test_attention_maps_name_what_is_wrong(arguments, rule):
+def test_attention_maps_refuse_wrong_arguments(arguments, rule):
     model, x, _ = case("paper")
     with pytest.raises(ValueError, match=rule):
         explain.attention_maps(**{"model": model, "images": x, **arguments})
@@ -318,7 +318,7 @@ def test_attention_maps_name_what_is_wrong(arguments, rule):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan"), True, "0.5"])
-def test_rollout_names_what_is_wrong(ratio):
+def test_rollout_refuses_wrong_arguments(ratio):
     model, x, _ = case("paper")
     with pytest.raises(ValueError, match=r"discard_ratio must be .*Received: discard_ratio="):
         explain.attention_rollout(model, x, discard_ratio=ratio)

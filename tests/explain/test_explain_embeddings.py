@@ -1,4 +1,4 @@
-"""Position embeddings, patch filters and patch tokens as arrays, against NumPy."""
+"""Position embeddings, patch filters and patch tokens as arrays, compared with NumPy."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_position_similarity_is_a_cosine(kind, policy):
     assert found.shape == (3, 2, 3, 2) and found.dtype == "float32"
     table = reference.positions(config, arrays(model)).astype("float64")[-6:].reshape(3, 2, 20)
     right = [cosine(table[i], table[j]) for i in np.ndindex(3, 2) for j in np.ndindex(3, 2)]
-    # What is fixed is made in the precision of the model.
+    # A fixed table has the precision of the model.
     rounded = kind == "sincos_2d" and policy != "float32"
     np.testing.assert_allclose(found.ravel(), right, atol=1e-2 if rounded else 1e-5)
     # Negative control: columns before rows.
@@ -35,7 +35,7 @@ def test_position_similarity_is_a_cosine(kind, policy):
 
 
 @pytest.mark.only_on("tensorflow")  # compares bits
-def test_position_similarity_of_nothing():
+def test_position_similarity_without_positions_and_of_zeros():
     with pytest.raises(ValueError, match="model must have position embeddings.*'none'"):
         explain.position_similarity(case("no_positions")[0])
     model = tiny_model("paper")
@@ -60,7 +60,7 @@ def test_patch_filters_are_principal_components(kind, shape):
         right = (right - right.min()) / np.ptp(right)
         np.testing.assert_allclose(image.ravel(), right, atol=1e-4)
         assert np.abs(image.ravel() - (1 - right)).max() > 1e-2  # the other sign
-    # What all filters have in common is no component.
+    # What all filters have in common is not a component.
     moved = tiny_model(kind)
     kernel = moved.get_layer("patches").projection.kernel
     rng = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def test_patch_filters_of_a_hybrid_are_those_of_its_stem():
 
 
 @pytest.mark.backend_free
-def test_patch_filters_are_as_many_as_there_are():
+def test_patch_filters_have_at_most_as_many_as_exist():
     model, _, _ = case("paper")
     assert explain.patch_filters(model).shape == (19, 8, 8, 3)  # 20 points lie in 19 directions
     small = tiny_model("paper", patch_size=2, in_channels=1)
@@ -97,7 +97,7 @@ def test_region_similarity_is_a_cosine(kind, block):
     model, x, _ = case(kind)
     found = explain.region_similarity(model, x, block)
     assert found.shape == (2, 3, 2, 3, 2) and found.dtype == "float32"
-    # The last tokens pass the last LayerNorm, which a post-norm model does not have.
+    # The last tokens pass the final LayerNorm, which a post-norm model does not have.
     last = block == -1 and kind == "registers"
     wanted = {"output": "tokens"} if last else {"blocks": block}
     features = model.features(**wanted, grid=True)
@@ -108,7 +108,7 @@ def test_region_similarity_is_a_cosine(kind, block):
     assert np.abs(found[0, 0, 1] - found[0, 1, 0]).max() > 1e-2
 
 
-def test_patch_pca_is_one_for_all_images():
+def test_patch_pca_is_computed_over_all_images():
     model, x, _ = case("registers")
     found = explain.patch_pca(model, x)
     assert found.shape == (2, 3, 2, 3) and found.dtype == "float32"
@@ -120,7 +120,7 @@ def test_patch_pca_is_one_for_all_images():
         right = z @ axis
         right = (right - right.min()) / np.ptp(right)
         np.testing.assert_allclose(found[..., i].ravel(), right, atol=1e-4)
-    # Negative control: an analysis of each image by itself has other colors.
+    # Negative control: an image analyzed alone has other colors.
     alone = explain.patch_pca(model, np.stack([x[0], x[0]]))
     np.testing.assert_allclose(alone[0], alone[1], atol=1e-5)
     assert np.abs(found[0] - alone[0]).max() > 1e-2
@@ -128,7 +128,7 @@ def test_patch_pca_is_one_for_all_images():
 
 
 @pytest.mark.backend_free
-def test_patch_pca_of_too_little():
+def test_patch_pca_refuses_too_few_patches_and_nan():
     model = tiny_model("paper", image_size=(8, 16))
     with pytest.raises(ValueError, match="images must have three patches.*2 patches of width 20"):
         explain.patch_pca(model, images(model.config, 1))
@@ -144,7 +144,7 @@ def test_patch_pca_of_too_little():
 
 
 @pytest.mark.backend_free
-def test_names_of_the_package():
+def test_public_names_have_docstrings():
     for name in explain.__all__:
         assert getattr(explain, name).__doc__, name
     assert explain.__all__ == sorted(explain.__all__)
@@ -154,8 +154,8 @@ def test_names_of_the_package():
 
 @pytest.mark.backend_free
 @pytest.mark.slow
-def test_arrays_need_no_matplotlib():
-    # Keras imports it by itself where it is installed, so it is made impossible to import.
+def test_arrays_do_not_need_matplotlib():
+    # Keras imports matplotlib if it is installed, so its import is made to fail.
     code = """
 import sys
 sys.modules["matplotlib"] = None

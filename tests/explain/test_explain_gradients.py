@@ -1,4 +1,4 @@
-"""Maps from gradients, against finite differences of the paper's equations in NumPy."""
+"""Maps from gradients, compared with finite differences of the paper's equations in NumPy."""
 
 import json
 
@@ -13,8 +13,8 @@ from keras_vit import explain
 from keras_vit.explain import gradients
 
 STEP = 1e-4
-# Every kind on TensorFlow; the rest differs in nothing that a backend sees. JAX compiles each
-# operation for each number of tokens: one model and one batch do there.
+# All kinds run on TensorFlow only: they do not differ in backend code, and JAX compiles each
+# operation for each number of tokens. One model and one batch are enough there.
 EVERYWHERE = ("registers",)
 KINDS = (*EVERYWHERE, "mean", "post_norm", "mean_all", "qk_norm", "all_tokens", "pre_logits")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -22,19 +22,19 @@ each_kind = pytest.mark.parametrize("kind", KINDS if TENSORFLOW else EVERYWHERE)
 
 
 def logit(config, y, chosen):
-    """The logit of a class, `(B,)`; of the patches on average where each token has its own."""
+    """The logit of a class, `(B,)`; if each token has logits, the mean over the patches."""
     return (y[:, config.num_prefix_tokens :].mean(1) if y.ndim == 3 else y)[:, chosen]
 
 
 def slopes(of, size):
-    """Derivatives of `of`, which takes `(2 * size, size)` shifts and returns one number each."""
+    """Derivatives of `of`, which maps `(2 * size, size)` shifts to one number each."""
     shifts = STEP * np.eye(size)
     ends = of(np.concatenate([shifts, -shifts]))
     return (ends[:size] - ends[size:]) / (2 * STEP)
 
 
 def attention_slopes(config, values, image, chosen):
-    """d logit / d A by finite differences, `(L, h, T, T)`, one entry after the other."""
+    """d logit / d A by finite differences, `(L, h, T, T)`."""
     length = config.num_tokens
     found = []
     for call in range(config.depth * config.num_heads):
@@ -106,7 +106,7 @@ def test_attention_gradient_is_attention_times_its_gradient(kind):
 
 @each_kind
 @pytest.mark.parametrize("block", [-1, 0])
-def test_grad_cam_weighs_channels_by_their_gradient(kind, block):
+def test_grad_cam_weights_channels_by_their_gradient(kind, block):
     model, x, _ = case(kind)
     config = model.config
     found = explain.grad_cam(model, x, [2, 1], block)
@@ -118,7 +118,7 @@ def test_grad_cam_weighs_channels_by_their_gradient(kind, block):
         right.append((z[k:] @ slope[k:].mean(0)).reshape(config.grid))
     right = np.stack(right)
     np.testing.assert_allclose(found, np.maximum(right, 0), atol=1e-4 * np.abs(right).max())
-    # Negative controls: there is something to see, what is negative is cut, another class.
+    # Negative controls: the map has positive and cut values; another class; another block.
     assert found.max() > 1e-3 and right.min() < 0
     assert np.abs(found - explain.grad_cam(model, x, [1, 2], block)).max() > 1e-3
     assert np.abs(found - explain.grad_cam(model, x, [2, 1], -1 - block % 2)).max() > 1e-3
@@ -133,9 +133,9 @@ def test_top_class_is_explained_by_default():
         assert np.abs(found - explained(model, x, (top + 1) % 3)).max() > 1e-3
 
 
-def test_gradients_behind_a_cast_to_half_precision():
+def test_gradients_through_a_cast_to_half_precision():
     def function(x):
-        inner = keras.ops.cast(3 * keras.ops.cast(x, "float32"), "float16")  # as attention ends
+        inner = keras.ops.cast(3 * keras.ops.cast(x, "float32"), "float16")  # as in attention
         return keras.ops.sum(keras.ops.cast(keras.ops.square(inner), "float32")), inner
 
     found = gradients._gradients(function, keras.ops.cast([1, 2, 4], "float16"))
@@ -145,7 +145,7 @@ def test_gradients_behind_a_cast_to_half_precision():
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="compiles for long; what differs is tested above"
+    keras.backend.backend() == "jax", reason="JAX compiles it for long; the cast is tested above"
 )
 def test_half_precision_points_to_the_same_patches():
     model, x, _ = case("registers")
@@ -155,7 +155,7 @@ def test_half_precision_points_to_the_same_patches():
         for explained in (explain.grad_cam, explain.attention_gradient):
             right, found = explained(model, x, 1), explained(half, x, 1)
             np.testing.assert_allclose(found, right, atol=0.1 * right.max())
-        # Negative control: small gradients, which float16 alone would lose.
+        # Negative control: small gradients, which plain float16 would lose.
         head.kernel.assign(keras.ops.multiply(head.kernel, 1e-9))
         np.testing.assert_allclose(
             1e9 * explain.grad_cam(half, x, 1, 0),
@@ -164,7 +164,7 @@ def test_half_precision_points_to_the_same_patches():
         )
 
 
-def test_adapters_are_differentiated_too():
+def test_gradients_include_lora_adapters():
     model = tiny_model("registers")
     x = images(model.config, count=2)
     plain = explain.attention_gradient(model, x, 1)
@@ -176,7 +176,7 @@ def test_adapters_are_differentiated_too():
     assert np.abs(explain.attention_gradient(model, x, 1) - plain).max() > 1e-3
 
 
-def test_explanations_leave_the_model_as_it_was():
+def test_explanations_do_not_change_the_model():
     model = tiny_model("registers", dropout=0.5, attention_dropout=0.5, drop_path=0.5)
     x = images(model.config, count=2)
     before = run(model, x), json.dumps(model.get_config()), arrays(model)
@@ -196,7 +196,7 @@ def test_explanations_leave_the_model_as_it_was():
 
 
 @pytest.mark.only_on("tensorflow")  # compares bits
-def test_zero_head_has_no_reason():
+def test_zero_head_has_empty_maps():
     for kind in ("paper", "mean"):
         model = tiny_model(kind)
         head = model.get_layer("head")
@@ -209,12 +209,12 @@ def test_zero_head_has_no_reason():
 
 
 @pytest.mark.backend_free
-def test_activation_of_the_head_is_left_out():
+def test_activation_of_the_head_is_ignored():
     model, x, _ = case("registers")
     ending = tiny_model("registers", classifier_activation="softmax")
     for explained in (explain.grad_cam, explain.attention_gradient):
         np.testing.assert_allclose(explained(ending, x), explained(model, x), atol=1e-6)
-    # Negative control: the probability's own gradient is another.
+    # Negative control: the gradient of the probability differs.
     tail = [ending.get_layer(name) for name in ("encoder_norm", "pooling", "head")]
     z = ending.features(blocks=-1)(x)
 
@@ -230,7 +230,7 @@ def test_activation_of_the_head_is_left_out():
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("classes", [3, -1, [0], [0, 3], 1.0, True, [[0, 1]], "cat", [0, None]])
-def test_classes_that_do_not_fit_are_named(classes):
+def test_wrong_classes_are_refused(classes):
     model, x, _ = case("paper")
     for explained in (explain.grad_cam, explain.attention_gradient):
         with pytest.raises(ValueError, match=r"classes must be ints in \[0, 2\], one or 2 of them"):
@@ -238,7 +238,7 @@ def test_classes_that_do_not_fit_are_named(classes):
 
 
 @pytest.mark.backend_free
-def test_model_without_a_head_is_named():
+def test_gradients_of_a_model_without_a_head_are_refused():
     model, x, _ = case("features")
     for explained in (explain.grad_cam, explain.attention_gradient):
         with pytest.raises(ValueError, match="model must have a head.*num_classes=0"):
@@ -249,8 +249,8 @@ def test_model_without_a_head_is_named():
         explain.grad_cam(case("paper")[0], x, block=[0])
 
 
-def test_reference_weights_are_not_all_alike():
-    """What the finite differences stand on: the reference looks at the very weights it uses."""
+def test_reference_uses_the_weights_that_it_returns():
+    """The finite differences need this: changing the reference's weights changes its output."""
     model, x, expected = case("registers")
     config, values = model.config, arrays(model)
     np.testing.assert_array_equal(expected, weights(config, values, x))

@@ -1,4 +1,4 @@
-"""The page: its numbers are those of the arrays, what does not apply is left out, nothing leaks."""
+"""The page: its numbers agree with the arrays, it omits what does not apply, and it is safe."""
 
 import base64
 import html
@@ -42,7 +42,7 @@ APPLIES = ("no_class_token", "all_tokens", "registers_only", "no_positions", "fe
 
 
 @pytest.mark.parametrize("kind", APPLIES)
-def test_report_of_every_kind_has_what_applies(tmp_path, kind):
+def test_report_has_the_parts_that_apply_to_the_model(tmp_path, kind):
     model = tiny_model(kind)
     config = model.config
     _, data = written(model, tmp_path)
@@ -56,7 +56,7 @@ def test_report_of_every_kind_has_what_applies(tmp_path, kind):
     assert data["mostEntropy"] == pytest.approx(np.log(config.num_tokens))
 
 
-def test_report_numbers_are_those_of_the_arrays(tmp_path):
+def test_report_numbers_agree_with_the_arrays(tmp_path):
     model = tiny_model(labels=("cat", "dog", "emu"))
     config = model.config
     image = pixels(config)
@@ -118,7 +118,7 @@ def test_report_of_a_large_model_keeps_the_class_token_s_attention(tmp_path, mon
     assert len(levels(data["positions"]["levels"], -1)) == 2 * 2 * 6
 
 
-def test_report_scores_are_the_model_s_own(tmp_path):
+def test_report_scores_are_the_models_own(tmp_path):
     model = tiny_model(classifier_activation="sigmoid")
     image = pixels(model.config)
     _, data = written(model, tmp_path, image)
@@ -142,7 +142,7 @@ def test_report_is_one_file_without_addresses(tmp_path):
     assert data["image"]["source"].startswith("data:image/png;base64,")
     assert not re.search(r"""(src|href)\s*=\s*["']|@import|url\(|fetch\(|XMLHttp""", text)
     addresses = set(re.findall(r"https?://[^\"'\s]+", text))
-    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not loaded
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a namespace, not loaded
     assert "default-src 'none'" in text and "{{" not in text
 
 
@@ -158,7 +158,7 @@ def test_report_shows_images_of_every_mode(mode, channels):
     assert shown["size"] == list(image.size) and shown["small"] == (mode != "L")
     kind, content = shown["source"].removeprefix("data:image/").split(";base64,")
     assert kind == ("jpeg" if mode == "L" else "png") and len(base64.b64decode(content)) > 50
-    # 24 x 16 pixels stand for 30 x 20 of the image, which is resized to 30 x 50.
+    # The crop of 24 x 16 is taken from the image at 30 x 50.
     np.testing.assert_allclose(shown["seen"], [17 / 50, 3 / 30, 16 / 50, 24 / 30])
 
 
@@ -183,7 +183,7 @@ def test_report_refuses_wrong_arguments(tmp_path, monkeypatch, changes, text):
     assert os.listdir() == []
 
 
-def test_report_that_fails_leaves_the_old_page(tmp_path, monkeypatch):
+def test_report_that_fails_keeps_the_old_page(tmp_path, monkeypatch):
     model = tiny_model()
     model.blocks[1].attention.query_dense.kernel.assign(
         np.full(model.blocks[1].attention.query_dense.kernel.shape, np.nan)

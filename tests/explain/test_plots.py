@@ -1,4 +1,4 @@
-"""Figures hold the arrays, and maps lie where the model looks, read back from what is drawn."""
+"""Figures show the arrays, and maps lie on the right part of the image, read from the figure."""
 
 import functools
 import warnings
@@ -30,7 +30,7 @@ def pixels(height=HEIGHT, width=WIDTH, channels=3, seed=0):
 
 
 def drawn(figure):
-    """The values of each map on the first axis, in the order of drawing."""
+    """The maps on the first axis, in the order of drawing."""
     return [shown for shown in figure.axes[0].images if shown.get_array().ndim == 2]
 
 
@@ -43,7 +43,7 @@ def texts_of(figure):
 
 
 def render(figure):
-    """Draws it, every warning an error, and gives the pixels."""
+    """Draws a figure, with warnings as errors, and returns the pixels."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure.canvas.draw()
@@ -126,7 +126,7 @@ def test_plots_by_depth_hold_the_arrays(name):
 
 
 @pytest.mark.backend_free
-def test_plot_position_similarity_lies_as_the_patches_lie():
+def test_plot_position_similarity_is_arranged_like_the_patches():
     model = model_of("learned_2d")
     expected = explain.position_similarity(model)  # (3, 2, 3, 2)
     whole = np.asarray(plots.plot_position_similarity(model).axes[0].images[0].get_array())
@@ -139,7 +139,7 @@ def test_plot_position_similarity_lies_as_the_patches_lie():
 
 
 @pytest.mark.backend_free
-def test_plot_position_similarity_of_a_large_grid_leaves_out_rows():
+def test_plot_position_similarity_of_a_large_grid_omits_rows():
     model = tiny_model(image_size=(48, 16), patch_size=(2, 8))
     figure = plots.plot_position_similarity(model)
     assert "one of 2 patches" in figure.get_suptitle()
@@ -191,8 +191,8 @@ def test_plots_of_classes_hold_the_arrays_and_name_them(name):
 @pytest.mark.backend_free
 @pytest.mark.parametrize("size", [(30, 100), (90, 40), (24, 16)])
 @pytest.mark.parametrize("crop", [None, 0.5, 1.0])
-def test_seen_part_is_what_preprocessing_leaves(size, crop):
-    """A ramp says of each pixel that the model gets where it comes from."""
+def test_seen_part_agrees_with_preprocessing(size, crop):
+    """Preprocessing a ramp shows where each pixel of the model's input comes from."""
     config = ViTConfig(
         image_size=(24, 16),
         patch_size=8,
@@ -213,14 +213,14 @@ def test_seen_part_is_what_preprocessing_leaves(size, crop):
         line = got.mean(1 - axis)
         step = (stop - start) / count
         places = start + (np.arange(count) + 0.5) * step
-        inner = (places > step) & (places < length - step)  # where the edge is not near
+        inner = (places > step) & (places < length - step)  # away from the edges
         assert inner.sum() > 3
-        np.testing.assert_allclose(line[inner], places[inner], atol=0.05)  # the kernel is sampled
+        np.testing.assert_allclose(line[inner], places[inner], atol=0.05)  # a sampled kernel
 
 
 @pytest.mark.backend_free
 def test_overlay_covers_the_marked_patch():
-    """A bright square lies where the figure has one patch: the model gets it in just that one."""
+    """A bright square, drawn where the figure shows a patch, is in that patch only."""
     model = model_of("paper", crop_fraction=0.8)
     figure = plots.plot_attention_rollout(model, pixels())
     base, whole, shown = figure.axes[0].images
@@ -238,19 +238,19 @@ def test_overlay_covers_the_marked_patch():
     assert got[1, 1] > 0.85
     got[1, 1] = -1
     assert got.max() < -0.85
-    assert 0 < left - shift < right - shift < WIDTH  # and not all of it is seen
+    assert 0 < left - shift < right - shift < WIDTH  # and part of the image is cropped
 
 
 @pytest.mark.backend_free
-def test_image_of_another_size_is_made_to_fit():
+def test_image_of_another_size_is_scaled_to_fit():
     figure = plots.plot_patch_pca(model_of("paper"), [pixels(), pixels(80, 60)])
-    left, right, bottom, top = figure.axes[0].images[3].get_extent()  # after one, gray, and its map
+    left, right, bottom, top = figure.axes[0].images[3].get_extent()  # image, gray copy, map
     np.testing.assert_allclose([right - left, bottom - top], [30, 40])
     assert left > WIDTH
 
 
 @pytest.mark.backend_free
-def test_what_is_not_seen_is_pale():
+def test_cropped_part_is_pale():
     model = model_of("paper", crop_fraction=0.8)
     dark = np.zeros((HEIGHT, WIDTH, 3), "uint8")
     figure = plots.plot_attention_rollout(model, dark)
@@ -274,8 +274,8 @@ def test_what_is_not_seen_is_pale():
         ("registers", 3, (200, 20)),
     ],
 )
-def test_figures_are_drawn_whole(kind, channels, size):
-    """No warning, and nothing that is written leaves the page."""
+def test_figures_fit_their_page(kind, channels, size):
+    """Drawing gives no warning, and no text leaves the page."""
     model = model_of(kind, crop_fraction=0.9, in_channels=channels)
     image = pixels(*size, channels)
     makers = {n: getattr(plots, n) for n in explain.__all__ if n.startswith("plot_")}
@@ -293,12 +293,12 @@ def test_figures_are_drawn_whole(kind, channels, size):
 
 def test_figure_on_every_backend():
     model = model_of("registers")
-    figure = explain.plot_position_similarity(model)  # runs no model, which JAX takes long for
+    figure = explain.plot_position_similarity(model)  # runs no model: slow on JAX
     assert render(figure).std() > 0
 
 
 @pytest.mark.backend_free
-def test_figures_leave_pyplot_alone():
+def test_figures_do_not_use_pyplot():
     from matplotlib import pyplot
 
     plots.plot_patch_filters(model_of("paper"))
@@ -309,7 +309,7 @@ def test_figures_leave_pyplot_alone():
 
 
 @pytest.mark.backend_free
-def test_images_may_be_paths_and_images(tmp_path):
+def test_images_may_be_paths_or_pil_images(tmp_path):
     model, path = model_of("paper"), tmp_path / "a.png"
     Image.fromarray(pixels()).save(path)
     expected = values_of(plots.plot_attention_rollout(model, pixels()))
@@ -350,14 +350,14 @@ def test_images_may_be_paths_and_images(tmp_path):
         ("attention_rollout", {"model": "vit"}, "model must"),
     ],
 )
-def test_plots_refuse(name, arguments, message):
+def test_plots_refuse_wrong_arguments(name, arguments, message):
     own = "images" if name in ("patch_pca", "attention_distance") else "image"
     with pytest.raises(ValueError, match=message):
         getattr(plots, f"plot_{name}")(**{"model": model_of(), own: pixels(), **arguments})
 
 
 @pytest.mark.backend_free
-def test_plots_refuse_what_a_model_lacks():
+def test_plots_refuse_models_without_the_part():
     with pytest.raises(ValueError, match="position_embedding='none'"):
         plots.plot_position_similarity(model_of("no_positions"))
     with pytest.raises(ValueError, match="num_classes=0"):

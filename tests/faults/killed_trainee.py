@@ -1,26 +1,25 @@
 """A tiny run in a process of its own, for the tests here, and how to start and compare runs.
 
-It has all that decides how a run goes on: augmentation, dropout, drop path, patch dropout, weight
-decay, a schedule, averaged weights, early stopping. Three epochs of four steps.
+It has all state that a run must resume: augmentation, dropout, drop path, patch dropout, weight
+decay, a schedule, averaged weights, early stopping. It has three epochs of four steps.
 """
 
 import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+from processes import run_together
 
-ROOT = Path(__file__).parents[2]
 EPOCHS, STEPS, BATCH = 3, 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run; a process can do several of them, one after the other."""
+    """A run; a process can do several, one after another."""
 
     folder: str
     save_freq: int | str | None = 1
@@ -28,38 +27,22 @@ class Plan:
     steps_per_execution: int = 1
     epochs: int = EPOCHS
     seed: int = 0  # of data and model
-    forget_position: bool = False  # go on with the first data
+    forget_position: bool = False  # resume with the data of step 0
     precision: str = "float32"
-    # SIGKILL, or what `signal` says, at the beginning of this step, or after the last one.
+    # `signal` is sent at the start of this step, or after the last one.
     kill_at: int | None = None
     signal: int = signal.SIGKILL
     width: int = 20
 
 
-def start(*plans: Plan, **environment: str) -> subprocess.Popen:
-    """Starts a process; it says "done" after each run."""
-    return subprocess.Popen(
-        [sys.executable, __file__, json.dumps([dataclasses.asdict(plan) for plan in plans])],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def run(*plans: Plan, **environment: str) -> tuple[int, str]:
-    """Runs a process to its end: its exit code, and what it said."""
-    child = start(*plans, **environment)
-    try:
-        said, _ = child.communicate(timeout=280)
-    finally:
-        child.kill()
-        child.wait()
-    return child.returncode, said
+def run(*plans: Plan) -> tuple[int | None, str]:
+    """The exit code and the output of a process that does these runs."""
+    fields = json.dumps([dataclasses.asdict(plan) for plan in plans])
+    return run_together([[sys.executable, __file__, fields]])[0]
 
 
 def check_same(one, other) -> None:
-    """Fails where two snapshots differ in anything but the time they were made."""
+    """Fails if two checkpoints differ in anything but their time."""
     assert one.arrays.keys() == other.arrays.keys()
     for name, array in one.arrays.items():
         assert array.dtype == other.arrays[name].dtype, name
@@ -126,7 +109,7 @@ def make(plan):
 
 
 def train(plan):
-    """One run."""
+    """Does one run in this process."""
     import keras
 
     from keras_vit.train.checkpoint.checkpoint import Checkpoint

@@ -1,7 +1,7 @@
-"""`python -m training.train` in processes of its own, for the tests here: start, watch, compare.
+"""`python -m training.train` in separate processes, for the tests here: start, watch, compare.
 
-A run has what decides how it goes on: crops, drop path, patch dropout, weight decay, a schedule and
-averaged weights. A checkpoint is made whenever the one before is 0.06 seconds old.
+The recipe has all state that a run must resume: crops, drop path, patch dropout, weight decay, a
+schedule and averaged weights. A checkpoint is written when the one before is 0.06 seconds old.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ SETTINGS = (
 
 
 class Process:
-    """One process; what it says goes to a file."""
+    """One process, whose output goes to a file."""
 
     def __init__(self, folder, *options, log=None, **environment):
         self.folder = Path(folder)
@@ -54,7 +54,7 @@ class Process:
         os.kill(self.child.pid, number)
 
     def wait_for(self, step):
-        """Waits until there is a checkpoint of this step or a later one, and says which."""
+        """Waits for a checkpoint of this step or a later one, and returns its step."""
         until = time.monotonic() + 200
         while not (found := [k for k in manifest.steps(self.folder / "checkpoints") if k >= step]):
             assert self.child.poll() is None and time.monotonic() < until, self.said[-3000:]
@@ -64,10 +64,10 @@ class Process:
     def code(self, timeout=200):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.child.wait(timeout)
-        raise AssertionError(f"still there after {timeout} s: {self.said[-3000:]}")
+        raise AssertionError(f"still running after {timeout} s: {self.said[-3000:]}")
 
-    def goes_on_at(self):
-        """The step it said it goes on at."""
+    def resumed_at(self):
+        """The step at which it resumed, by its output."""
         line = next(line for line in self.said.splitlines() if line.startswith("resumes at step"))
         return int(line.split()[3].rstrip(","))
 
@@ -90,7 +90,7 @@ def killed(*processes):
 
 
 def weights(folder):
-    """The weights of the model that a run left."""
+    """The weights of the model that a run saved."""
     import keras_vit  # noqa: F401  its class is in the file
 
     model = keras.saving.load_model(Path(folder, "model.keras"))
@@ -98,7 +98,7 @@ def weights(folder):
 
 
 def log(folder):
-    """Its log, but for what depends on the machine."""
+    """The log of a run, without the figures that depend on the machine."""
     lines = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
     timed = ("seconds", "images_per_second")
     return [{k: v for k, v in line.items() if k not in timed} for line in lines]

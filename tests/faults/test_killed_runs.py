@@ -1,4 +1,4 @@
-"""The training command, killed: by the system, by a scheduler, while it saves, beside others."""
+"""The training command, killed by the system, by a scheduler and while it saves, and run twice."""
 
 import signal
 import time
@@ -14,11 +14,11 @@ from keras_vit.train.checkpoint.sigterm import CODE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def check_goes_on(tmp_path, *options, **environment):
-    """One run is only held up; the other is killed, goes on, is told to end, and goes on."""
+def check_resumes(tmp_path, *options, **environment):
+    """One run is only paused; the other is killed, resumes, gets SIGTERM, and resumes."""
     straight = Process(tmp_path / "straight", *real_runs.settings(), *options, **environment)
     straight.wait_for(20)
-    straight.send(signal.SIGSTOP)  # it is in the middle of training for as long as we like
+    straight.send(signal.SIGSTOP)  # it stays in the middle of training
     try:
         second = Process(
             tmp_path / "straight", *options, log=tmp_path / "second.log", **environment
@@ -39,23 +39,23 @@ def check_goes_on(tmp_path, *options, **environment):
     seen = run.wait_for(step + 1)
     run.send(signal.SIGTERM)
     assert run.code() == CODE, run.said[-3000:]
-    assert run.goes_on_at() == step
+    assert run.resumed_at() == step
     saved = manifest.steps(folder / "checkpoints")[-1]
     assert seen <= saved < real_runs.LAST
     assert f"SIGTERM: the run ends, saved at step {saved}" in run.said
 
     run = Process(folder, *options, **environment)
     assert run.code() == straight.code() == 0, run.said[-3000:]
-    assert run.goes_on_at() == saved
+    assert run.resumed_at() == saved
     wanted = weights(straight.folder)
     assert same_weights(weights(folder), wanted)
     assert log(folder) == log(straight.folder) and len(log(folder)) == 3
     return wanted
 
 
-def test_run_goes_on_bit_for_bit_and_keeps_others_out(tmp_path):
-    """F5, F13 through the command; a second process neither gets in nor does harm."""
-    wanted = check_goes_on(tmp_path)
+def test_run_resumes_bit_for_bit_and_locks_its_folder(tmp_path):
+    """F5, F13 through the command; a second process is locked out and does no harm."""
+    wanted = check_resumes(tmp_path)
     other = Process(tmp_path / "other", *real_runs.settings("run.seed=1"))  # F6
     assert other.code() == 0, other.said[-3000:]
     assert not same_weights(weights(other.folder), wanted)
@@ -63,17 +63,17 @@ def test_run_goes_on_bit_for_bit_and_keeps_others_out(tmp_path):
 
 
 @pytest.mark.only_on("jax")
-def test_run_with_weights_in_two_pieces_goes_on_bit_for_bit(tmp_path):
+def test_run_with_split_weights_resumes_bit_for_bit(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    check_goes_on(tmp_path, "--devices", "model:2", **flags)
+    check_resumes(tmp_path, "--devices", "model:2", **flags)
 
 
 def writes(path):
-    """The step of a checkpoint that is being written, or taken away."""
+    """The step of a checkpoint that is being written or removed."""
     return int(path.name.split(".")[0].removeprefix("ckpt-"))
 
 
-def test_run_killed_while_it_saves_goes_on_at_the_last_step_or_the_one_before(tmp_path):
+def test_run_killed_while_it_saves_resumes_at_the_last_checkpoint_or_the_one_before(tmp_path):
     """F1, with real training: a checkpoint at every step, and kills at random moments."""
     rng = np.random.default_rng(0)
     folder, step, hit = tmp_path / "checkpoints", 0, 0
@@ -89,12 +89,12 @@ def test_run_killed_while_it_saves_goes_on_at_the_last_step_or_the_one_before(tm
                 break
         seen = manifest.steps(folder)[-1]
         real_runs.killed(run)
-        assert step == 0 or run.goes_on_at() == step
+        assert step == 0 or run.resumed_at() == step
         found, broken = files.newest(folder)
         step = found.facts["position"]["step"]
         assert step >= seen and not broken
-        for path in folder.glob("*.tmp-*"):  # the next one, or an old one on its way out
+        for path in folder.glob("*.tmp-*"):  # the next one, or an old one that is being removed
             assert writes(path) == step + 1 or writes(path) < step
             hit += writes(path) == step + 1
         options = []
-    assert hit > 0  # a kill did come in the middle of a save
+    assert hit > 0  # a kill hit a save

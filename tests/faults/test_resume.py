@@ -1,4 +1,4 @@
-"""A run that was killed goes on bit for bit: real processes, SIGKILL, every array compared."""
+"""A killed run resumes bit for bit: real processes, SIGKILL, every array compared."""
 
 import shutil
 import signal
@@ -17,10 +17,10 @@ def read(folder, step):
     return files.read(folder / f"ckpt-{step:06d}")
 
 
-def begin_at(straight, folder, step):
-    """A folder that holds what the straight run had at a step."""
+def begin_at(source, folder, step):
+    """A folder with the checkpoint of a run at a step."""
     name = f"ckpt-{step:06d}"
-    shutil.copytree(straight / name, folder / name)
+    shutil.copytree(source / name, folder / name)
     return str(folder)
 
 
@@ -30,15 +30,15 @@ def same_end(one, other):
 
 
 def check_resumes(tmp_path, points, **settings):
-    """One process is killed; another goes on there, begins anew, and goes on from elsewhere."""
+    """One process is killed; another resumes there and elsewhere, and runs without interruption."""
     straight, killed, at = tmp_path / "straight", tmp_path / "killed", 6
-    # All of its steps, so that the second process has more points to go on from.
+    # Late, so that the second process can resume at several steps.
     code, said = trainee.run(Plan(str(killed), kill_at=max(at, *points), **settings))
     assert code == -signal.SIGKILL, said[-3000:]
     made = manifest.steps(killed)
     assert made[-1] == max(at, *points)
     plans = [Plan(begin_at(killed, tmp_path / f"{k}", k), **settings) for k in (at, *points)]
-    # F6: what must differ does. The state restored is the same, and all else but one thing.
+    # F6: runs that must differ do: one with the same state but other data, one with another seed.
     lost = Plan(begin_at(killed, tmp_path / "lost", at), forget_position=True, **settings)
     seed = Plan(str(tmp_path / "seed"), seed=1, **settings)
     code, said = trainee.run(*plans, Plan(str(straight), **settings), lost, seed)
@@ -65,7 +65,7 @@ def test_resume_is_bit_for_bit(tmp_path):
 
 @pytest.mark.slow
 def test_resume_is_bit_for_bit_from_the_first_step_and_the_last(tmp_path):
-    """And when all was done."""
+    """And from a run that had ended."""
     check_resumes(tmp_path, [1, 11, 12])
 
 

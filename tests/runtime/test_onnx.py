@@ -1,4 +1,6 @@
-"""An ONNX file opened to run: it answers as the model does, and says what it cannot open."""
+"""An opened ONNX file: it agrees with the model; other files are refused."""
+
+import json
 
 import numpy as np
 import pytest
@@ -23,11 +25,11 @@ def path(model, tmp_path_factory):
     return export_onnx(model, tmp_path_factory.mktemp("onnx") / "tiny.onnx").path
 
 
-def test_onnx_runtime_is_the_model(model, path):
+def test_onnx_runtime_agrees_with_the_model(model, path):
     opened = runtime.open(path)
     assert isinstance(opened, OnnxRuntime) and opened.kind == "onnx"
     assert opened.config == model.config and opened.labels == model.config.labels
-    x = images(model.config, 35)  # more than are run at once
+    x = images(model.config, 35)  # more than it runs at once
     logits = opened.logits(x)
     np.testing.assert_allclose(logits, run(model, x), atol=2e-5)
     assert np.abs(logits - run(model, x[::-1])).max() > 1e-2
@@ -39,7 +41,7 @@ def test_onnx_runtime_is_the_model(model, path):
     np.testing.assert_allclose(one.logits(x[:2]), logits[:2], atol=1e-5)
 
 
-def test_onnx_runtime_takes_pixels_and_no_images(model, path):
+def test_onnx_runtime_accepts_pixels_and_empty_batches(model, path):
     opened = OnnxRuntime(path)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 24, 16, 3), dtype=np.uint8)
     floats = preprocessing.preprocess(pixels, model.config)
@@ -51,7 +53,7 @@ def test_onnx_runtime_takes_pixels_and_no_images(model, path):
             opened.logits(wrong)
 
 
-def test_onnx_runtime_says_what_it_cannot_open(path, tmp_path):
+def test_onnx_runtime_refuses_other_files(path, tmp_path):
     file = tmp_path / "other.onnx"
     with pytest.raises(FileNotFoundError, match="path must be a file"):
         OnnxRuntime(file)
@@ -73,11 +75,7 @@ def test_onnx_runtime_says_what_it_cannot_open(path, tmp_path):
             OnnxRuntime(path, num_threads=wrong)
 
 
-def test_onnx_file_that_states_absurd_numbers_is_refused(model, path, tmp_path):
-    import json
-
-    import onnx
-
+def test_onnx_file_with_absurd_numbers_is_refused(model, path, tmp_path):
     changed = tmp_path / "x.onnx"
     fields = model.config.to_dict()
     for config, message in (

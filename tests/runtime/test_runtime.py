@@ -1,4 +1,4 @@
-"""Whatever a model was saved as, it opens, and takes the same images to the same logits."""
+"""A model opens in whatever form it was saved, and gives the same logits."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def folder(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [".", "model.keras", "timm"])
-def test_open_runs_what_was_saved(model, folder, name):
+def test_open_runs_saved_models(model, folder, name):
     opened = runtime.open(folder / name)
     assert opened.kind == "keras" and opened.labels == LABELS
     assert opened.activation == "softmax"
@@ -57,7 +57,7 @@ def test_uint8_images_are_pixels(model):
     assert np.abs(opened.logits(pixels) - opened.logits(-x)).max() > 0.1
 
 
-def test_logits_come_before_the_model_s_own_activation():
+def test_logits_are_taken_before_the_models_activation():
     x = images(tiny_model().config)
     wanted = run(tiny_model(), x)
     for activation, kind in (("softmax", "softmax"), ("sigmoid", "sigmoid"), ("linear", "softmax")):
@@ -91,7 +91,7 @@ def test_integers_other_than_uint8_are_refused(model, dtype):
 
 
 @pytest.mark.parametrize("source", ["https://host/model.keras", "hf://org/name/model.keras"])
-def test_open_fetches_an_address_before_it_looks_at_the_name(model, folder, monkeypatch, source):
+def test_open_fetches_a_url_before_it_looks_at_the_suffix(model, folder, monkeypatch, source):
     from keras_vit.weights import fetch
 
     asked = []
@@ -108,7 +108,7 @@ def test_open_fetches_an_address_before_it_looks_at_the_name(model, folder, monk
     np.testing.assert_allclose(runtime.open(source[:-12]).logits(x), run(model, x), atol=1e-5)
 
 
-def test_model_without_a_head_has_features_only():
+def test_model_without_a_head_has_only_features():
     model = tiny_model("features")
     opened = runtime.KerasRuntime(model)
     x = images(model.config)
@@ -118,7 +118,7 @@ def test_model_without_a_head_has_features_only():
             method(x)
 
 
-def test_what_is_not_a_vit_is_refused(tmp_path):
+def test_other_models_are_refused(tmp_path):
     other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     other.save(tmp_path / "model.keras")
     with pytest.raises(ValueError, match="path must hold a ViT. Received: .* Sequential model"):
@@ -128,7 +128,7 @@ def test_what_is_not_a_vit_is_refused(tmp_path):
 
 
 @pytest.mark.only_on("tensorflow")
-def test_open_takes_the_highest_version_of_an_export(model, tmp_path):
+def test_open_uses_the_highest_version_of_an_export(model, tmp_path):
     from keras_vit.export.saved_model.export import export_saved_model
 
     export = export_saved_model(model, tmp_path, version=10)

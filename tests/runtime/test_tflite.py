@@ -1,4 +1,4 @@
-"""A TFLite file in LiteRT: any number of images, either kind, and what it refuses."""
+"""A TFLite file in LiteRT: any number of images, floats and pixels, and what it refuses."""
 
 import functools
 import json
@@ -50,7 +50,7 @@ def write(tmp_path_factory):
     return write
 
 
-def test_fixed_batch_takes_any_number_of_images(write):
+def test_fixed_batch_accepts_any_number_of_images(write):
     path, model = write("fixed")
     opened = runtime.open(path)
     assert isinstance(opened, TFLiteRuntime) and opened.kind == "tflite"
@@ -64,17 +64,17 @@ def test_fixed_batch_takes_any_number_of_images(write):
     assert np.abs(opened.logits(x) - expected[::-1]).max() > 1e-2
 
 
-def test_free_batch_takes_any_number_of_images(write):
+def test_free_batch_accepts_any_number_of_images(write):
     path, model = write("free", batch_size=None)
     opened = TFLiteRuntime(path, num_threads=2)
     assert opened.batch_size is None
-    x = images(TINY, 37)  # more than run at once
+    x = images(TINY, 37)  # more than it runs at once
     expected = run(model, x)
     for count in (1, 37, 3):
         np.testing.assert_allclose(opened.logits(x[:count]), expected[:count], atol=1e-5)
 
 
-def test_pixels_are_normalized_where_floats_are_taken(write):
+def test_pixels_are_normalized_for_a_file_that_takes_floats(write):
     pixels = np.random.default_rng(2).integers(0, 256, (3, *TINY.input_shape), "uint8")
     floats, model = write("fixed")
     bytes_, _ = write("pixels", takes="uint8")
@@ -103,7 +103,7 @@ def test_logits_of_probabilities_are_their_logarithms(write):
     assert not plain.log_probabilities
 
 
-def test_features_are_there_only_in_a_file_of_features(write):
+def test_features_need_a_file_of_features(write):
     path, model = write("features", output="features", kind="features")
     x = images(TINY)
     opened = runtime.open(path)
@@ -121,7 +121,7 @@ def test_images_of_another_shape_are_refused(write):
             opened.logits(wrong)
 
 
-def test_file_that_is_none_of_ours_is_refused(write, tmp_path):
+def test_other_tflite_files_are_refused(write, tmp_path):
     content = write("fixed")[0].read_bytes()
     path = tmp_path / "other.tflite"
     for wrong in (b"", b"PK", converted(), content[: len(content) // 2], content[:100]):
@@ -138,13 +138,13 @@ def test_file_that_is_none_of_ours_is_refused(write, tmp_path):
             TFLiteRuntime(write("fixed")[0], num_threads=wrong)
 
 
-def test_record_says_what_the_file_is(write):
+def test_record_describes_the_file(write):
     opened = TFLiteRuntime(write("labeled", labels=["a", "b", "c"], more=1)[0])
     assert opened.labels == ("a", "b", "c") and opened.record["more"] == 1
     assert json.dumps(opened.record)
 
 
-def test_missing_litert_is_named(write, monkeypatch):
+def test_missing_litert_is_an_error(write, monkeypatch):
     path, _ = write("fixed")
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     with pytest.raises(ImportError, match="ai-edge-litert must be installed"):
@@ -161,11 +161,11 @@ def test_missing_litert_is_named(write, monkeypatch):
         ('"output": "logits"', '"output": "absurd"', "state output as one of"),
     ],
 )
-def test_tflite_file_that_states_absurd_things_is_refused(write, tmp_path, old, new, message):
+def test_tflite_file_with_an_absurd_record_is_refused(write, tmp_path, old, new, message):
     config = same_model("paper").config.replace(depth=4096).to_dict()
     path, _ = write("stated", config=config)
     content = path.read_bytes()
-    assert runtime.open(path).config.depth == 4096  # of which nothing is made
+    assert runtime.open(path).config.depth == 4096  # no model is built from it
     assert content.count(old.encode()) == 1 and len(old) == len(new)
     changed = tmp_path / "x.tflite"
     changed.write_bytes(content.replace(old.encode(), new.encode()))

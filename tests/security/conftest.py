@@ -1,4 +1,4 @@
-"""`refused`: how files that state absurd values must be refused."""
+"""`refused` checks how files with absurd values are refused."""
 
 import re
 
@@ -9,10 +9,10 @@ from hostile import refusal_of
 
 @pytest.fixture
 def refused(monkeypatch):
-    """Calls a function that must raise `Refused` in little memory and initialize no weight."""
+    """Calls a function that must raise `Refused` with little memory and without any new weight."""
 
     def initialize(*args, **kwargs):
-        raise AssertionError("a weight is initialized")
+        raise AssertionError("a weight was initialized")
 
     def check(found, function, *args):
         monkeypatch.setattr(keras.Variable, "_initialize_with_initializer", initialize)

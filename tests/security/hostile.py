@@ -1,4 +1,4 @@
-"""Builders of hostile weight files, and `refuse`, which expects that one is refused."""
+"""Builders of hostile weight files, and `refuse`, which checks that a file is refused."""
 
 import json
 import os
@@ -19,7 +19,7 @@ FLAT = 8 << 20
 
 
 def refusal_of(function, *args):
-    """The message of the `Refused` that a function must raise, in little memory."""
+    """The message of the `Refused` that a function must raise, using little memory."""
     tracemalloc.start()
     try:
         with pytest.raises(Refused) as error:
@@ -38,7 +38,7 @@ def read_all(path):
 
 
 def refuse(path, *found):
-    """Reads the file, expecting a `Refused` that holds `found`, in little memory."""
+    """Checks that reading a file raises a `Refused` that contains `found`, using little memory."""
     message = refusal_of(read_all, path)
     assert message.startswith("path must ") and "Received: path=" in message
     assert str(path) in message or str(path.parent) in message
@@ -48,7 +48,7 @@ def refuse(path, *found):
 
 
 class Canary:
-    """An object whose unpickling makes a file."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -58,7 +58,7 @@ class Canary:
 
 
 def npy(shape=(3,), dtype="<f4", data=None, fortran=False, header=None):
-    """The bytes of an .npy member, its header made by hand."""
+    """The bytes of an .npy member, with a header of its own."""
     text = f"{{'descr': {dtype!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}"
     text = (header or text).encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"

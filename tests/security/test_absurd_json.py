@@ -4,13 +4,11 @@ import json
 import shutil
 
 import pytest
+from conformance import TINY
 
 import keras_vit
-from keras_vit import ViT, ViTConfig
+from keras_vit import ViT
 
-TINY = ViTConfig(
-    image_size=(24, 16), patch_size=8, width=20, num_heads=5, mlp_dim=28, depth=2, num_classes=3
-)
 NAN, INF = float("nan"), float("inf")
 TIMM = [
     ({"model_args": {"num_heads": "5"}}, "model_args.num_heads"),

@@ -1,4 +1,4 @@
-"""Absurd numbers in the JSON in or beside a file: refused before a model is built."""
+"""Absurd numbers in the JSON in or beside a file are refused before a model is built."""
 
 import json
 import shutil
@@ -8,6 +8,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+from conformance import TINY
 
 import keras_vit
 from keras_vit import ViT, ViTConfig
@@ -16,10 +17,6 @@ from keras_vit.runtime.base import check_input, stated
 from keras_vit.weights.files.rules import Refused
 from keras_vit.weights.json_rules import CONFIG, METADATA
 from keras_vit.weights.load import inspect
-
-TINY = ViTConfig(
-    image_size=(24, 16), patch_size=8, width=20, num_heads=5, mlp_dim=28, depth=2, num_classes=3
-)
 
 BEYOND = {
     "image_size": 10**9,
@@ -35,7 +32,7 @@ BEYOND = {
     "representation_size": 2**35,
     "num_classes": 2**40,
 }
-"""Numbers that no model has: beyond the limits of `ViTConfig`."""
+"""Numbers beyond the limits of `ViTConfig`."""
 
 WITHIN = {
     "image_size": ({"image_size": 8000}, "position_embedding/table|a table of 7 rows"),
@@ -55,7 +52,7 @@ WITHIN = {
     "representation_size": ({"representation_size": 2**20}, r"pre_logits[./]"),
     "num_classes": ({"num_classes": 2**24}, "head/kernel|num_classes=16777216"),
 }
-"""Numbers that a model may have, but not this one: fields, and what the error names."""
+"""Numbers within the limits that contradict the arrays: fields, and what the error names."""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +119,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize("kind", OPEN)
-def test_sane_files_load(saved, tmp_path, kind):
+def test_valid_files_load(saved, tmp_path, kind):
     spoil, load = OPEN[kind]
     config = load(spoil(saved, tmp_path, {"drop_path": 0.0})).config
     assert config == TINY.replace(interpolation=config.interpolation)
@@ -131,7 +128,7 @@ def test_sane_files_load(saved, tmp_path, kind):
 @pytest.mark.backend_free
 @pytest.mark.parametrize("field", BEYOND)
 @pytest.mark.parametrize("kind", OPEN)
-def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, field):
+def test_number_beyond_the_limits_is_refused(saved, tmp_path, refused, kind, field):
     spoil, load = OPEN[kind]
     path = spoil(saved, tmp_path, {field: BEYOND[field]})
     refused(f"^{field} must be .*{field}=.*{BEYOND[field]}", load, path)
@@ -140,14 +137,14 @@ def test_number_that_no_model_has_is_refused(saved, tmp_path, refused, kind, fie
 @pytest.mark.backend_free
 @pytest.mark.parametrize("field", WITHIN)
 @pytest.mark.parametrize("kind", OPEN)
-def test_number_that_the_arrays_contradict_is_refused(saved, tmp_path, refused, kind, field):
+def test_number_that_contradicts_the_arrays_is_refused(saved, tmp_path, refused, kind, field):
     spoil, load = OPEN[kind]
     fields, found = WITHIN[field]
     refused(found, load, spoil(saved, tmp_path, fields))
 
 
 @pytest.mark.backend_free
-def test_inspect_lists_numbers_that_the_arrays_contradict(saved, tmp_path):
+def test_inspect_lists_numbers_that_contradict_the_arrays(saved, tmp_path):
     path = spoil_safetensors(saved, tmp_path, {"depth": 4096, "num_registers": 7})
     found = inspect(path)
     assert found.misshaped == (
@@ -159,7 +156,7 @@ def test_inspect_lists_numbers_that_the_arrays_contradict(saved, tmp_path):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("dtype", ["DTypePolicy", "DTypePolicyMap"])
-def test_keras_file_of_a_quantized_model_is_bounded_too(saved, tmp_path, refused, dtype):
+def test_keras_file_of_a_quantized_model_is_checked_too(saved, tmp_path, refused, dtype):
     def change(config):
         config["config"]["dtype"]["class_name"] = dtype
         config["config"]["config"]["mlp_dim"] = 5000
@@ -199,7 +196,7 @@ def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
         load_keras(tmp_path / "none.keras")
 
 
-# -- what no array bounds
+# -- what no array limits
 
 
 @pytest.mark.parametrize(
@@ -217,13 +214,13 @@ def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
     ],
 )
 @pytest.mark.backend_free
-def test_image_size_has_a_ceiling_without_a_position_table(fields, message):
+def test_image_size_is_limited_without_a_position_table(fields, message):
     with pytest.raises(ValueError, match=message):
         ViTConfig(**{"position_embedding": "none", **fields})
     assert ViTConfig(image_size=2**14, position_embedding="none").num_patches == 2**20
 
 
-# -- our own JSON, with other types
+# -- our own JSON, with wrong types
 
 NAN, INF = float("nan"), float("inf")
 
@@ -247,20 +244,20 @@ NAN, INF = float("nan"), float("inf")
     ],
 )
 @pytest.mark.parametrize("kind", ["h5", "safetensors", "keras"])
-def test_our_config_of_other_types_is_refused(saved, tmp_path, refused, kind, changes, found):
+def test_our_config_with_wrong_types_is_refused(saved, tmp_path, refused, kind, changes, found):
     spoil, load = OPEN[kind]
     refused(found, load, spoil(saved, tmp_path, changes))
 
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1, "a": 2}', "[" * 10**5, "\xff", "1" * 5000])
-def test_config_json_that_is_no_object_is_refused(saved, tmp_path, refused, text):
+def test_config_json_that_is_not_an_object_is_refused(saved, tmp_path, refused, text):
     path = spoil_h5(saved, tmp_path, {})
     (path / CONFIG).write_bytes(text.encode("latin-1"))
     refused("hold one JSON object", keras_vit.from_pretrained, path)
 
 
-# -- what exports state of themselves
+# -- the records of exports
 
 RECORD = {
     "config": TINY.to_dict(),
@@ -297,7 +294,7 @@ def test_input_of_an_export_is_compared_with_its_config():
         check_input("x.onnx", TINY, ["batch", 24, 24, 3])
 
 
-def test_fixed_table_takes_no_more_memory_than_itself():
+def test_fixed_table_needs_no_more_memory_than_itself():
     from keras_vit.layers.position_embedding import sincos_2d
 
     tracemalloc.start()

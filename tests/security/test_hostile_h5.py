@@ -1,4 +1,4 @@
-"""Hostile .weights.h5 files (S5), and those that Keras writes."""
+"""Hostile .weights.h5 files (S5), and valid ones that Keras writes."""
 
 import struct
 
@@ -13,7 +13,7 @@ from keras_vit.weights.files.rules import Refused
 
 @pytest.fixture
 def h5(tmp_path):
-    """Writes a small .weights.h5 and gives its path and an open handle to spoil it with."""
+    """The path of a small valid .weights.h5 file."""
     path = tmp_path / "x.weights.h5"
     with h5py.File(path, "w") as file:
         file["layers/dense/vars/0"] = np.ones((20, 3), "float32")
@@ -26,7 +26,7 @@ def h5(tmp_path):
 EXPECTED = {"layers/dense/vars/0": (20, 3), "layers/dense/vars/1": (3,)}
 
 
-def test_sound_weights_h5_is_accepted(h5):
+def test_valid_weights_h5_is_accepted(h5):
     assert check_weights_h5(h5) == EXPECTED
     assert check_weights_h5(h5, [[3], (20, 3)]) == EXPECTED
 
@@ -50,7 +50,7 @@ def test_weights_h5_that_keras_writes_is_accepted(tmp_path, dtype):
         )
 
 
-def test_weights_h5_with_other_arrays_is_refused_with_all_of_them(h5):
+def test_weights_h5_with_other_arrays_is_refused_with_a_list_of_them(h5):
     with h5py.File(h5, "a") as file:
         file["layers/extra/vars/0"] = np.ones(2)
     with pytest.raises(Refused) as error:
@@ -76,14 +76,14 @@ VALUES = {
     "empty space": (h5py.Empty("f4"), "integers >= 0"),
     "named type": (np.dtype("float32"), "groups and datasets only"),
 }
-"""What `PLACE` holds, and what the error says."""
+"""What `PLACE` contains, and what the error says."""
 OWN = {
     "loop": (lambda file: file["layers"], ONE_PLACE),
     "root": (lambda file: file["/"], ONE_PLACE),
     "alias": (lambda file: file["layers/dense/vars/0"], ONE_PLACE),
     "reference": (lambda file: file["layers"].ref, DTYPES),
 }
-"""The same for objects of the file itself."""
+"""The same, with objects of the file itself."""
 LARGE = {"shape": (1 << 20, 1 << 20), "dtype": "float32"}
 DATASETS = {
     "shape without bytes": (LARGE, "hold the 4398046511104 bytes|at most"),
@@ -146,19 +146,19 @@ def test_weights_h5_whose_chunks_are_longer_than_the_file_is_refused(h5):
     content = h5.read_bytes()
     chunk = struct.pack("<LLQQ", 12, 0, 0, 0)  # bytes, filters, position, end
     assert content.count(chunk) == 1
-    assert "x" in check_weights_h5(h5)  # chunks alone are no harm
+    assert "x" in check_weights_h5(h5)  # chunks are allowed
     h5.write_bytes(content.replace(chunk, struct.pack("<LLQQ", 1 << 31, 0, 0, 0)))
     with pytest.raises(Refused, match=r"hold the 12 bytes.*stored=2147483648"):
         check_weights_h5(h5)
 
 
-def test_weights_h5_cut_short_or_prefixed_is_refused(h5):
+def test_weights_h5_truncated_or_prefixed_is_refused(h5):
     content = h5.read_bytes()
     for length in [*range(0, len(content), 199), len(content) - 1]:
         h5.write_bytes(content[:length])
         with pytest.raises(Refused, match="^path must"):
             check_weights_h5(h5)
     h5.write_bytes(bytes(512) + content)
-    assert h5py.is_hdf5(h5)  # which HDF5 would accept
+    assert h5py.is_hdf5(h5)  # HDF5 would accept it
     with pytest.raises(Refused, match="from its first byte"):
         check_weights_h5(h5)

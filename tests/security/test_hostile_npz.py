@@ -1,4 +1,4 @@
-"""Hostile .npz files (S1-S4, S7), files of no format, and the memory that refusing takes."""
+"""Hostile .npz files (S1-S4, S7), files of unknown formats, and the memory of a refusal."""
 
 import os
 import pickle
@@ -30,7 +30,7 @@ def patched(path, position, data):
     return path
 
 
-def test_sound_npz_is_read(tmp_path):  # the control: what all cases below are made from
+def test_valid_npz_is_read(tmp_path):  # the control: the cases below are variations of it
     path = archive(tmp_path / "x.npz", ("a/b.npy", npy()), ("c.npy", npy((2, 3), ">f8")))
     with arrays.open_arrays(path) as file:
         assert file.shapes == {"a/b": (3,), "c": (2, 3)}
@@ -46,14 +46,14 @@ def test_npz_with_a_pickle_is_refused_before_unpickling(tmp_path, shape, compres
     refuse(archive(tmp_path / "x.npz", *members, compression=compression), "'evil.npy'", "object")
     assert not canary.exists()
     pickle.loads(payload)
-    assert canary.exists()  # the payload does work
+    assert canary.exists()  # the payload works
 
 
 @pytest.mark.parametrize(
     "dtype",
     [[("a", "|O")], [("a", "<f4")], "<U4", "|S4", "<c8", "<M8[s]", "<f16", "|V4", "<V3"],
 )
-def test_npz_with_other_than_numbers_is_refused(tmp_path, dtype):
+def test_npz_with_dtypes_other_than_numbers_is_refused(tmp_path, dtype):
     member = npy((1,), dtype, bytes(16))
     refuse(archive(tmp_path / "x.npz", ("a.npy", member)), "of these dtypes only", "'a.npy'")
 
@@ -87,7 +87,7 @@ def test_npz_with_a_broken_header_is_refused(tmp_path, header):
 
 @pytest.mark.parametrize("version", [b"\x02\x00", b"\x03\x00", b"\x09\x00"])
 def test_npz_of_another_format_version_is_refused(tmp_path, version):
-    # Format 2.0 has four bytes for the header's length: here they would ask for 4 GiB.
+    # Format 2.0 has four bytes for the header's length, which here is 4 GiB.
     member = b"\x93NUMPY" + version + b"\xff\xff\xff\xff" + npy()[10:]
     refuse(archive(tmp_path / "x.npz", ("a.npy", member)), "format 1.0", "'a.npy'")
 
@@ -111,7 +111,7 @@ def test_npz_whose_directory_declares_4_tib_is_refused(tmp_path, compression):
     start = content.index(b"PK\1\2")
     entry = bytearray(content[start:-22])
     compressed = struct.unpack("<L", entry[20:24])[0]
-    entry[24:28] = b"\xff\xff\xff\xff"  # the size stands in a zip64 field
+    entry[24:28] = b"\xff\xff\xff\xff"  # the size is in a zip64 field
     entry[30:32] = struct.pack("<H", 12)
     entry += struct.pack("<HHQ", 1, 8, 4 * TIB + 128)
     end = bytearray(content[-22:])
@@ -124,7 +124,7 @@ def test_npz_whose_directory_declares_4_tib_is_refused(tmp_path, compression):
 @pytest.mark.parametrize("megabytes", [100, 17])
 def test_npz_bomb_is_refused_from_its_directory(tmp_path, megabytes):
     size = megabytes << 20
-    noise = np.random.default_rng(0).bytes(size // 100)  # 100 : 1 over the whole file
+    noise = np.random.default_rng(0).bytes(size // 100)  # 100 : 1 for the whole file
     bomb = npy((size // 4,), data=bytes(size))
     members = ("noise.npy", npy((len(noise),), "|u1", noise)), ("bomb.npy", bomb)
     path = archive(tmp_path / "x.npz", *members, compression=zipfile.ZIP_DEFLATED)
@@ -182,7 +182,7 @@ def test_npz_with_a_link_is_refused(tmp_path, kind):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_npz_with_a_name_twice_is_refused(tmp_path):
+def test_npz_with_a_duplicate_name_is_refused(tmp_path):
     members = ("a.npy", npy()), ("b.npy", npy()), ("a.npy", npy((2,)))
     refuse(archive(tmp_path / "x.npz", *members), "every array once", "'a.npy'")
 
@@ -203,7 +203,7 @@ def test_npz_with_another_compression_is_refused(tmp_path, compression):
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_npz_cut_short_anywhere_is_refused(tmp_path, compression):
+def test_npz_truncated_anywhere_is_refused(tmp_path, compression):
     data = np.random.default_rng(0).bytes(1200)
     path = archive(tmp_path / "x.npz", ("a.npy", npy((300,), data=data)), compression=compression)
     content = path.read_bytes()
@@ -215,7 +215,7 @@ def test_npz_cut_short_anywhere_is_refused(tmp_path, compression):
 @pytest.mark.parametrize(
     "extra, where", [(b"\0", "end"), (b"PK\5\6" + bytes(18), "end"), (b"\0" * 64, "start")]
 )
-def test_npz_with_bytes_added_is_refused(tmp_path, extra, where):
+def test_npz_with_added_bytes_is_refused(tmp_path, extra, where):
     content = archive(tmp_path / "x.npz", ("a.npy", npy())).read_bytes()
     path = tmp_path / "y.npz"
     path.write_bytes(content + extra if where == "end" else extra + content)
@@ -228,11 +228,11 @@ def test_npz_with_a_comment_is_refused(tmp_path):
         file.comment = b"hidden"
     refuse(path, "nothing cut off or appended")
     path = archive(tmp_path / "y.npz", ("a.npy", npy()))
-    patched(path, path.stat().st_size - 2, b"\1")  # a comment that does not come
+    patched(path, path.stat().st_size - 2, b"\1")  # a comment that is missing
     refuse(path, "nothing cut off or appended")
 
 
-def test_npz_with_members_inside_one_another_is_refused(tmp_path):
+def test_npz_with_overlapping_members_is_refused(tmp_path):
     path = archive(tmp_path / "x.npz", ("a.npy", npy()), ("b.npy", npy((999,))))
     content = path.read_bytes()
     entry = content.index(b"PK\1\2")
@@ -274,13 +274,13 @@ def test_npz_with_a_long_directory_is_refused_before_it_is_read(tmp_path, monkey
     refuse(path, "directory of at most")
 
 
-# -- files of no format
+# -- files of unknown formats
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\0", b"\0" * 8, b"\xff" * 8 + b"{", b"[1, 2]", b"\0" * 99]
 )
-def test_files_of_nothing_known_are_refused(tmp_path, content):
+def test_files_of_unknown_formats_are_refused(tmp_path, content):
     (tmp_path / "x.safetensors").write_bytes(content)
     refuse(tmp_path / "x.safetensors")
 
@@ -293,7 +293,7 @@ def test_pipe_is_refused_without_waiting(tmp_path):
         check_weights_h5(tmp_path / "x.npz")
 
 
-# -- memory, as the system counts it
+# -- memory, as the system measures it
 
 MEASURE = """
     import resource, sys
@@ -316,7 +316,7 @@ MEASURE = """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kB on Linux")
-def test_refusing_takes_no_memory(tmp_path):
+def test_refusing_needs_no_memory(tmp_path):
     size = 256 << 20
     h5 = tmp_path / "x.weights.h5"
     with h5py.File(h5, "w") as file:

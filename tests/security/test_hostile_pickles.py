@@ -1,4 +1,4 @@
-"""PyTorch's pickles: refused, and converted by the command that the error prints."""
+"""PyTorch's pickles are refused, and converted by the command that the error prints."""
 
 import pickle
 import re

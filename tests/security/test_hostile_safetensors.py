@@ -11,7 +11,7 @@ from keras_vit.weights.files import arrays
 pytestmark = pytest.mark.backend_free
 
 
-def test_sound_safetensors_are_read(tmp_path):  # the control
+def test_valid_safetensors_are_read(tmp_path):  # the control
     header = {"b": entry(12, 24), "a": entry(), "none": entry(12, 12, (0, 7))}
     with arrays.open_arrays(tensors(tmp_path / "x.safetensors", header, bytes(24))) as file:
         assert file.shapes == {"b": (3,), "a": (3,), "none": (0, 7)}
@@ -69,11 +69,11 @@ def test_safetensors_with_a_broken_header_are_refused(tmp_path, header, found):
 def test_safetensors_with_a_header_beyond_the_file_are_refused(tmp_path, length):
     path = tensors(tmp_path / "x.safetensors", {"a": entry()}, bytes(12), length)
     if length == 100 << 20:
-        os.truncate(path, 200 << 20)  # there, and too long: sparse, it takes no space
+        os.truncate(path, 200 << 20)  # too long, but there: a sparse file
     refuse(path, f"header={length}" if length != 87 else "header")
 
 
-def test_safetensors_cut_short_anywhere_are_refused(tmp_path):
+def test_safetensors_truncated_anywhere_are_refused(tmp_path):
     path = tensors(tmp_path / "x.safetensors", {"a": entry(), "b": entry(12, 24)}, bytes(24))
     content = path.read_bytes()
     for length in range(len(content)):
@@ -109,7 +109,7 @@ def test_safetensors_cut_short_anywhere_are_refused(tmp_path):
         (None, "weight_map"),
     ],
 )
-def test_index_that_lies_is_refused(tmp_path, weight_map, found):
+def test_index_that_contradicts_its_shards_is_refused(tmp_path, weight_map, found):
     folder = tmp_path / "in"
     (folder / "sub").mkdir(parents=True)
     for place in (folder, folder / "sub", tmp_path):
@@ -123,7 +123,7 @@ def test_index_that_lies_is_refused(tmp_path, weight_map, found):
     refuse(index, found)
 
 
-def test_index_that_is_no_object_or_too_long_is_refused(tmp_path):
+def test_index_that_is_not_an_object_or_too_long_is_refused(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     for text in ("", "[]", '{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}'):
         index.write_text(text)

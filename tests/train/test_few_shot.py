@@ -1,4 +1,4 @@
-"""The few-shot evaluation against scikit-learn, and as a callback of `fit`."""
+"""The few-shot evaluation, compared with scikit-learn."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ CLASSES, WIDTH, L2 = 3, 6, 7.0
 
 
 def clusters(count, seed, noise=1.5):
-    """Features around one center a class, which are the same for every seed."""
+    """Features around one center for each class; the centers are the same for every seed."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count) % CLASSES)
     centers = np.random.default_rng(5).normal(size=(CLASSES, WIDTH))
     return centers[labels] + noise * rng.normal(size=(count, WIDTH)), labels
 
 
-def pictures(config, count, seed):
+def batches(config, count, seed):
     """Random images whose brightness is their class, as batches of unequal size."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % config.num_classes
@@ -29,8 +29,8 @@ def pictures(config, count, seed):
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("count", [4, 11])  # a system of the examples, and one of the features
-def test_solve_is_scikit_learns_ridge(count):
+@pytest.mark.parametrize("count", [4, 11])  # fewer examples than features, and more
+def test_solve_agrees_with_scikit_learns_ridge(count):
     rng = np.random.default_rng(count)
     x, y = rng.normal(size=(count, WIDTH)), rng.normal(size=(count, CLASSES))
     ridge = Ridge(alpha=L2, fit_intercept=False).fit(x, y)
@@ -57,7 +57,7 @@ def test_accuracy_is_that_of_ridge_on_the_drawn_examples(shots):
     accuracy = few_shot.few_shot_accuracy(x, y, test_x, test_y, shots, seed=2, l2=L2)
     assert accuracy == pytest.approx(wanted)
     assert accuracy > 1 / CLASSES + 0.05
-    # The negative control: labels that mean nothing.
+    # The negative control: shuffled labels.
     shuffled = np.random.default_rng(3).permutation(y)
     chance = few_shot.few_shot_accuracy(x, shuffled, test_x, test_y, shots, seed=2, l2=L2)
     assert chance < accuracy
@@ -73,7 +73,7 @@ def test_accuracy_grows_with_shots_and_depends_on_the_draw():
     assert accuracies == sorted(accuracies) and accuracies[0] < accuracies[-1]
     draws = {few_shot.few_shot_accuracy(*data, 1, seed) for seed in range(3)}
     assert len(draws) > 1
-    assert few_shot.few_shot_accuracy(*data, 1, 2) in draws  # the same seed draws the same
+    assert few_shot.few_shot_accuracy(*data, 1, 2) in draws  # the same seed draws the same examples
 
 
 @pytest.mark.backend_free
@@ -83,7 +83,7 @@ def test_whitening_makes_the_scale_of_a_feature_irrelevant():
     a = few_shot.few_shot_accuracy(x, y, test_x, test_y, 5)
     b = few_shot.few_shot_accuracy(scale * x + 7, y, scale * test_x + 7, test_y, 5)
     assert a == pytest.approx(b, abs=0.02)
-    # The negative control: the test set alone is scaled.
+    # The negative control: only the test set is scaled.
     assert few_shot.few_shot_accuracy(x, y, scale * test_x + 7, test_y, 5) < a - 0.1
 
 
@@ -99,7 +99,7 @@ def test_accuracy_with_labels_that_have_gaps_and_classes_that_have_few():
 
 def test_evaluate_reads_the_features_before_the_head():
     model = tiny_model(depth=1, pooling="mean", final_norm="after_pooling")
-    train, test = pictures(model.config, 24, seed=0), pictures(model.config, 14, seed=1)
+    train, test = batches(model.config, 24, seed=0), batches(model.config, 14, seed=1)
     results = few_shot.evaluate_few_shot(model, train, test, shots=(1, 4), seeds=2, l2=L2)
     assert list(results) == ["few_shot_1", "few_shot_4"]
 
@@ -111,13 +111,13 @@ def test_evaluate_reads_the_features_before_the_head():
     wanted = [few_shot.few_shot_accuracy(*data, 4, seed, L2) for seed in range(2)]
     assert results["few_shot_4"] == pytest.approx(np.mean(wanted))
     assert results["few_shot_4"] > 0.8
-    # The negative control: features that are all alike.
+    # The negative control: features that are all equal.
     model.get_layer("encoder_norm").gamma.assign(0 * model.get_layer("encoder_norm").gamma)
     assert few_shot.evaluate_few_shot(model, train, test, (4,), 1, L2)["few_shot_4"] < 0.5
 
 
 @pytest.mark.backend_free
-def test_evaluate_needs_one_vector_a_picture():
+def test_evaluate_needs_one_vector_an_image():
     model = tiny_model("all_tokens")
     with pytest.raises(ValueError, match="one feature vector an image"):
         few_shot.evaluate_few_shot(model, [], [])

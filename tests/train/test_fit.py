@@ -1,4 +1,4 @@
-"""A recipe becomes the model it says, is trained for the steps it says, and leaves what it says."""
+"""Training by a recipe: the model that is built, the number of steps, and the run folder."""
 
 import fcntl
 import json
@@ -41,10 +41,16 @@ def values(model):
     return {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
 
 
+@pytest.fixture
+def without_figures(monkeypatch):
+    """A run without the figures of its report, which `finished` has; JAX compiles them for long."""
+    monkeypatch.setattr(fit.report_figures, "draw", lambda *_: [])
+
+
 # -- the model
 
 
-def test_the_data_gives_classes_labels_channels_and_size():
+def test_data_determines_classes_labels_channels_and_size():
     config = build.build_model(tiny(), SOURCE).config
     assert (config.num_classes, config.labels) == (3, ("a", "b", "c"))
     assert config.input_shape == (24, 16, 1) and config.width == 20
@@ -55,7 +61,7 @@ def test_the_data_gives_classes_labels_channels_and_size():
     assert config.input_shape == (224, 224, 3) and config.labels is None
 
 
-def test_a_variant_keeps_its_size_and_takes_fields():
+def test_variant_keeps_its_size_and_accepts_fields():
     wanted = tiny(variant="vit_ti16", config={"patch_size": 8, "depth": 1})
     model = build.build_model(wanted, SOURCE)
     assert (model.config.width, model.config.depth) == (192, 1)
@@ -64,7 +70,7 @@ def test_a_variant_keeps_its_size_and_takes_fields():
         build.build_model(tiny(variant="vit_b61"), SOURCE)
 
 
-def test_weights_bring_their_own_size_and_get_a_new_head(tmp_path):
+def test_pretrained_weights_keep_their_size_and_get_a_new_head(tmp_path):
     start = keras_vit.ViT(keras_vit.ViTConfig(**TINY, image_size=(16, 24), num_classes=7))
     path = keras_vit.save_pretrained(start, tmp_path / "start", format="huggingface")
     model = build.build_model(tiny(weights=str(path), config={}), SOURCE)
@@ -76,20 +82,20 @@ def test_weights_bring_their_own_size_and_get_a_new_head(tmp_path):
     assert np.abs(values(scratch)[name] - values(start)[name]).max() > 0.01
 
 
-def test_precision_is_the_policy_of_the_model():
+def test_precision_becomes_the_dtype_policy():
     bfloat16 = override(tiny(), ["run.precision=mixed_bfloat16"])
     assert build.build_model(bfloat16, SOURCE).dtype_policy.name == "mixed_bfloat16"
     assert build.build_model(tiny(), SOURCE).dtype_policy.name == "float32"
 
 
-def test_methods_train_what_they_say():
+def test_each_method_trains_its_own_weights():
     full, probe, lora = (
         {w.path for w in build.build_model(tiny(method=m, lora_rank=2), SOURCE).trainable_weights}
         for m in ("full", "linear_probe", "lora")
     )
     assert probe == {"head/kernel", "head/bias"}
     assert len(full) > 10 and probe < full
-    # Keras' LoRA leaves the bias of what it adapts trainable.
+    # Keras' LoRA keeps the bias of an adapted layer trainable.
     names = {path.rsplit("/", 2)[-1] for path in lora - probe}
     assert names == {"lora_kernel_a", "lora_kernel_b", "bias"} and probe < lora
     assert all("/query/" in path or "/value/" in path for path in lora - probe)
@@ -123,7 +129,7 @@ def test_compile_follows_the_recipe():
     assert model.loss.get_config()["label_smoothing"] == 0.1
     y = np.eye(3, dtype="float32")
     logs = model.evaluate(np.zeros((3, 24, 16, 1), "float32"), y, return_dict=True, verbose=0)
-    assert set(logs) == {"loss", "accuracy"}  # three classes have no first five
+    assert set(logs) == {"loss", "accuracy"}  # no top 5 of three classes
     seven = SimpleNamespace(num_classes=7, labels=None, shape=(24, 16, 1))
     model = build.build_model(tiny(), seven)
     build.compile_model(model, override(tiny(), ["loss.name=sigmoid", "run.jit_compile=false"]), 10)
@@ -150,14 +156,14 @@ def test_epochs_add_up_to_the_steps():
         for examples, batch in ((1437, 32), (10, 10), (50, 7), (1_281_167, 1024)):
             epochs, each = fit.epochs_of(steps, examples, batch)
             assert (epochs - 1) * each < steps <= epochs * each
-    assert fit.epochs_of(1796, 1437, 32) == (40, 45)  # what "40 epochs" are
+    assert fit.epochs_of(1796, 1437, 32) == (40, 45)  # 40 epochs
     assert fit.epochs_of(12, 50, 7, multiple=4) == (2, 8)
     with pytest.raises(ValueError, match="must divide the 13 steps.*run.steps be set to 12"):
         fit.epochs_of(13, 50, 7, multiple=4)
 
 
 class Count(keras.callbacks.Callback):
-    """Steps that the optimizer took, and the epochs that were evaluated."""
+    """Records after each epoch the steps so far, whether it was evaluated, and the weights."""
 
     def __init__(self):
         super().__init__()
@@ -169,15 +175,17 @@ class Count(keras.callbacks.Callback):
         self.weights.append(values(self.model))
 
 
-def test_steps_and_evaluations_are_those_of_the_recipe(tmp_path):
+@pytest.mark.usefixtures("without_figures")
+def test_steps_and_evaluations_follow_the_recipe(tmp_path):
     count = Count()
     wanted = override(DIGITS, ["run.batch_size=600", "run.steps=9", "evaluation.every=3"])
     fit.train(wanted, tmp_path, verbose=0, callbacks=[count])
-    assert count.steps == [3, 6, 9]  # 2.4 batches an epoch: four epochs of them are three of three
+    assert count.steps == [3, 6, 9]  # 2.4 batches an epoch are rounded up to three
     assert count.evaluated == [False, False, True]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
 def test_steps_per_execution_and_a_short_last_epoch(tmp_path):
     count = Count()
     wanted = override(DIGITS, ["run.batch_size=500", "run.steps=10", "run.steps_per_execution=2"])
@@ -190,7 +198,7 @@ def test_steps_per_execution_and_a_short_last_epoch(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run with everything in it, its recipe and what it says it reached."""
+    """The folder of a finished run with every file, its recipe, and its results."""
     folder = tmp_path_factory.mktemp("runs") / "new" / "run"
     wanted = override(
         DIGITS, ["run.steps=60", "run.batch_size=48", "evaluation.few_shot=[5]", "data.path=null"]
@@ -198,7 +206,7 @@ def finished(tmp_path_factory):
     return folder, wanted, fit.train(wanted, folder, verbose=0)
 
 
-def test_a_run_leaves_its_folder(finished):
+def test_run_writes_its_folder(finished):
     folder, wanted, reached = finished
     names = {p.name for p in folder.iterdir()}
     files = {"recipe.json", "log.jsonl", "report.md", "curves.png", "confusion.png"}
@@ -216,7 +224,7 @@ def test_a_run_leaves_its_folder(finished):
     assert list((folder / "logs").rglob("events.*"))
 
 
-def test_the_saved_model_needs_nothing_of_training(finished):
+def test_saved_model_does_not_need_the_training_library(finished):
     folder, _, reached = finished
     with zipfile.ZipFile(folder / "model.keras") as archive:
         assert b"training." not in archive.read("config.json")
@@ -230,8 +238,9 @@ def test_the_saved_model_needs_nothing_of_training(finished):
     assert np.abs(values(untrained)["head/kernel"] - values(model)["head/kernel"]).max() > 1e-3
 
 
-def test_the_average_is_evaluated_and_saved(tmp_path):
-    """Epochs of one step show each step's weights; the average is taken again in NumPy."""
+@pytest.mark.usefixtures("without_figures")
+def test_average_is_evaluated_and_saved(tmp_path):
+    """Each epoch is one step, so every step's weights are known; NumPy averages them again."""
     count = Count()
     settings = ["run.batch_size=1437", "run.steps=4", "optimizer.ema_momentum=0.6"]
     fit.train(override(DIGITS, settings), tmp_path, verbose=0, callbacks=[count])
@@ -252,8 +261,9 @@ def test_the_average_is_evaluated_and_saved(tmp_path):
     assert last["val_loss"] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("method", ["lora", pytest.param("linear_probe", marks=pytest.mark.slow)])
-def test_what_is_frozen_stays_and_adapters_are_merged(method, tmp_path):
+def test_frozen_weights_stay_and_adapters_are_merged(method, tmp_path):
     trained = []
 
     class Keep(keras.callbacks.Callback):
@@ -283,7 +293,7 @@ def test_what_is_frozen_stays_and_adapters_are_merged(method, tmp_path):
     assert np.abs(got).max() > 0.1
 
 
-def test_a_file_that_predicts_otherwise_is_not_kept(tmp_path, monkeypatch):
+def test_file_with_other_predictions_does_not_replace_the_old_one(tmp_path, monkeypatch):
     model = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
     other = build.build_model(tiny(config={**TINY, "head_init": "truncated_normal"}), SOURCE)
     batches = [(np.ones((2, 24, 16, 1), "float32"), None)]
@@ -297,23 +307,23 @@ def test_a_file_that_predicts_otherwise_is_not_kept(tmp_path, monkeypatch):
     assert (tmp_path / "m.keras").read_bytes() == before
 
 
-# -- what is found at the start
+# -- checks before training
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path):
+def test_folder_with_other_contents_is_refused(tmp_path):
     (tmp_path / "model.keras").write_text("precious")
     with pytest.raises(FileExistsError, match=r"workdir must be .* which holds model\.keras"):
         fit.train(DIGITS, tmp_path)
     assert (tmp_path / "model.keras").read_text() == "precious"
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+def test_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="workdir must be a folder that can be written"):
         fit.train(DIGITS, tmp_path / "file" / "run")
 
 
-def test_a_batch_larger_than_the_data_is_an_error(tmp_path):
+def test_batch_larger_than_the_data_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="1 to the 1437 training samples.*batch_size=2000"):
         fit.train(override(DIGITS, ["run.batch_size=2000"]), tmp_path)
     assert not list(tmp_path.iterdir())
@@ -329,14 +339,14 @@ def test_a_batch_larger_than_the_data_is_an_error(tmp_path):
         "evaluation.few_shot",
     ],
 )
-def test_numbers_of_nothing_are_an_error(name, tmp_path):
+def test_zero_is_an_error(name, tmp_path):
     value = "[5,0]" if name == "evaluation.few_shot" else "0"
     with pytest.raises(ValueError, match=f"{name} must be at least 1. Received: {name}=0"):
         fit.train(override(DIGITS, [f"{name}={value}"]), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_found_before_training(tmp_path, monkeypatch):
+def test_full_disk_is_detected_before_training(tmp_path, monkeypatch):
     usage = SimpleNamespace(total=10**9, used=10**9, free=1000)
     monkeypatch.setattr(fit.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match="MB of free space"):
@@ -344,10 +354,11 @@ def test_a_full_disk_is_found_before_training(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# -- going on
+# -- resuming
 
 
-def test_a_longer_run_that_was_cut_off_at_once_is_not_taken_for_finished(finished, tmp_path):
+@pytest.mark.usefixtures("without_figures")
+def test_extended_run_that_is_interrupted_at_once_is_not_finished(finished, tmp_path):
     folder, wanted, _ = finished
     copy = shutil.copytree(folder, tmp_path / "copy")
     longer = override(wanted, ["run.steps=90"])
@@ -364,7 +375,7 @@ def test_a_longer_run_that_was_cut_off_at_once_is_not_taken_for_finished(finishe
     assert count.steps[-1] == 90
 
 
-def test_another_batch_is_refused_and_nothing_is_changed(finished):
+def test_other_batch_size_is_refused_and_changes_nothing(finished):
     folder, wanted, reached = finished
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     other = override(wanted, ["run.batch_size=24", "run.steps=120"])
@@ -372,6 +383,6 @@ def test_another_batch_is_refused_and_nothing_is_changed(finished):
         fit.train(other, folder, accept_changes=True, verbose=0)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     for lock in (folder / "lock", folder / "checkpoints" / "lock"):
-        with lock.open() as file:  # given back, though the run ended with an error
+        with lock.open() as file:  # released, although the run ended with an error
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert fit.train(wanted, folder)["top1"] == reached["top1"]

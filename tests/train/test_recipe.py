@@ -1,4 +1,4 @@
-"""Recipes as data: overriding by name, near names, types, and JSON there and back."""
+"""Recipes as data: overriding by name, close names, types, and the round trip through JSON."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def example(**changes):
         ("model.weights=hf://org/name", "model", "weights", "hf://org/name"),
     ],
 )
-def test_override_gives_the_value_its_type(setting, section, field, value):
+def test_override_converts_to_the_type_of_the_field(setting, section, field, value):
     before = example()
     after = override(before, [setting])
     got = getattr(getattr(after, section), field)
@@ -57,7 +57,7 @@ def test_override_reaches_the_model_config():
     assert "width" not in example().model.config
 
 
-def test_override_takes_the_last_of_two():
+def test_override_uses_the_last_of_two():
     settings = ["run.seed=1", "run.seed=2"]
     assert override(example(), settings).run.seed == 2
 
@@ -94,13 +94,13 @@ def test_override_takes_the_last_of_two():
         ("augment.crop_area=[1,0.08]", ["augment.crop_area", "smaller first"]),
     ],
 )
-def test_a_bad_setting_is_refused_and_says_why(setting, words):
+def test_bad_setting_is_refused_with_the_reason(setting, words):
     with pytest.raises(ValueError) as error:
         override(example(), [setting])
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-def test_epochs_become_steps_in_two_settings():
+def test_epochs_are_converted_to_steps():
     after = override(example(run=Run(7, epochs=1)), ["run.epochs=3"])
     assert after.run.epochs == 3.0
     assert after.steps(100) == round(3 * 100 / 7)
@@ -108,14 +108,14 @@ def test_epochs_become_steps_in_two_settings():
     assert example(run=Run(7, epochs=0.001)).steps(100) == 1
 
 
-def test_steps_take_the_place_of_epochs_and_back():
+def test_steps_replace_epochs_and_vice_versa():
     after = override(example(), ["run.steps=5"])
     assert after.run.steps == 5 and after.run.epochs is None and after.run.batch_size == 7
     after = override(after, ["run.epochs=3"])
     assert after.run.epochs == 3.0 and after.run.steps is None
 
 
-def test_json_there_and_back(tmp_path):
+def test_json_round_trip(tmp_path):
     before = override(example(), ["augment.crop_area=[0.3,0.9]", "optimizer.ema_momentum=0.9"])
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(before.to_dict()))

@@ -1,4 +1,4 @@
-"""The wheel outside of a checkout: train, kill, resume, predict, export."""
+"""The wheel without a checkout: train, kill, resume, predict, export."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ assert Path(keras_vit.__file__).parts[-3] == "wheel", keras_vit.__file__
 
 class Kill(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        until = time.monotonic() + 60  # the first epoch is the best so far: it is being written
+        until = time.monotonic() + 60  # while the first epoch's checkpoint is written
         while epoch == 1 and time.monotonic() < until:
             if Path("run/checkpoints/ckpt-000003").exists():
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -65,7 +65,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The unpacked wheel, and nothing of the checkout."""
+    """The unpacked wheel, without the checkout."""
     folder = tmp_path_factory.mktemp("built")
     isolated = [] if importlib.util.find_spec("hatchling") is None else ["--no-build-isolation"]
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", *isolated, "-w", str(folder)]
@@ -86,7 +86,7 @@ def run(wheel, folder, code):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_run_is_killed_resumes_predicts_and_is_exported(wheel, tmp_path):
+def test_run_is_killed_resumes_predicts_and_is_exported(wheel, tmp_path):
     killed = run(wheel, tmp_path, BEGIN.format(settings=SETTINGS))
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     assert not (tmp_path / "run" / "model.keras").exists()

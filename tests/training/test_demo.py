@@ -1,20 +1,36 @@
-"""The digits: a tiny ViT must learn them with nothing but `model.fit`, on every backend."""
+"""`make demo`: a tiny ViT must learn the digits with plain `model.fit`, on every backend."""
 
+import contextlib
+import io
 import json
 
 import numpy as np
+import pytest
 from PIL import Image
 
 import keras_vit
 from keras_vit import train
+from keras_vit.train.recipe import Recipe, override
 from training import demo
 
 
-def test_digits_reach_95_percent(tmp_path):
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The run folder of the demo, the folder of its exports, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    run, exports = folder / "run", folder / "exports"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert demo.main(["--out", str(run), "--export", str(exports)]) == 0
+    return run, exports, printed.getvalue()
+
+
+def test_digits_reach_95_percent(finished):
+    run, _, printed = finished
     recipe = train.load_recipe("digits")
-    reached = train.train(recipe, tmp_path / "run", verbose=0)
-    assert reached["top1"] > 0.95
-    # The negative control: the same pictures mean nothing to a model that was never trained.
+    assert recipe.run.epochs == 40 and Recipe.from_file(run / "recipe.json") == recipe
+    reached = json.loads((run / "results.json").read_text())["top1"]
+    assert reached > 0.95 and f"Test accuracy {reached:.1%} on 360 images" in printed
+    # The negative control: an untrained model.
     source = train.open_source(recipe.data)
     untrained = keras_vit.ViT(train.build_model(recipe, source).config)
     train.compile_model(untrained, recipe, 1000)
@@ -22,13 +38,10 @@ def test_digits_reach_95_percent(tmp_path):
     assert untrained.evaluate(batches, verbose=0, return_dict=True)["accuracy"] < 0.2
 
 
-def test_demo_leaves_a_model_a_picture_and_an_export(tmp_path, capsys):
-    run, exports = tmp_path / "run", tmp_path / "exports"
-    assert demo.main(["--epochs", "1", "--out", str(run), "--export", str(exports)]) == 0
-    printed = capsys.readouterr().out
-    assert "Test accuracy" in printed and "model.keras" in printed
-    assert f"{exports}/1" in printed and "reads what the model reads in 100.0%" in printed
-    assert json.loads((run / "recipe.json").read_text())["run"]["epochs"] == 1
+def test_demo_writes_a_model_figures_and_exports(finished):
+    run, exports, printed = finished
+    assert str(run / "model.keras") in printed and f"{exports}/1" in printed
+    assert "its top class is the model's in 100.0%" in printed
     assert "the model " in printed and str(run / "digits.tflite") in printed
     phone = keras_vit.runtime.open(run / "digits.tflite")
     page = (run / "seen.html").read_text(encoding="utf-8")
@@ -45,3 +58,18 @@ def test_demo_leaves_a_model_a_picture_and_an_export(tmp_path, capsys):
     assert np.abs(phone.probabilities(pixels) - kept.probabilities(pixels)).max() < 0.1
     np.testing.assert_allclose(served.logits(pixels), kept.logits(pixels), atol=1e-4)
     assert np.abs(served.logits(pixels) - kept.logits(pixels[::-1])).max() > 1e-2
+
+
+@pytest.mark.backend_free
+def test_demo_passes_the_number_of_epochs(tmp_path, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def stop(recipe, folder, overrides):
+        raise Stop(override(train.load_recipe(recipe), overrides))
+
+    monkeypatch.setattr(train, "train", stop)
+    with pytest.raises(Stop) as stopped:
+        demo.main(["--epochs", "1", "--out", str(tmp_path / "run")])
+    (recipe,) = stopped.value.args
+    assert recipe.run.epochs == 1 and recipe.schedule.warmup_steps == 1

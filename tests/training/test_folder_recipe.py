@@ -1,4 +1,4 @@
-"""The recipe for one's own pictures, on files: its report has all of its pictures."""
+"""The recipe for your own images, on image files: its report has all figures."""
 
 import json
 
@@ -20,20 +20,20 @@ TINY = {
 
 
 def write_folder(root):
-    """Pictures of two classes: JPEG and PNG, each of another size, one in gray, one transparent."""
+    """Writes JPEG and PNG files of two classes and many sizes, one gray, one transparent."""
     rng = np.random.default_rng(0)
     for number in range(10):
         pixels = rng.integers(0, 256, (40 + 7 * number, 90 - 6 * number, 3), dtype="uint8")
-        picture = Image.fromarray(pixels)
+        image = Image.fromarray(pixels)
         if number in (6, 9):
-            picture = picture.convert("L" if number == 6 else "RGBA")
+            image = image.convert("L" if number == 6 else "RGBA")
         part, label = ("train", "test")[number > 5], ("daisy", "rose")[number % 2]
         (root / part / label).mkdir(parents=True, exist_ok=True)
-        picture.save(root / part / label / f"{number}.{'png' if number % 3 == 0 else 'jpg'}")
+        image.save(root / part / label / f"{number}.{'png' if number % 3 == 0 else 'jpg'}")
 
 
 @pytest.mark.backend_free
-def test_a_folder_of_files_gets_every_picture_of_the_report(tmp_path):
+def test_folder_recipe_writes_every_figure_of_the_report(tmp_path):
     write_folder(tmp_path / "flowers")
     config = json.dumps(TINY)
     settings = [f"model.config={config}", "model.variant=null", "model.weights=null"]

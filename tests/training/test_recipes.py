@@ -1,4 +1,4 @@
-"""Every recipe: its schedule, what decays, what is done to images, a few steps of training."""
+"""Every recipe: its schedule, weight decay, augmentation, and a few steps of training."""
 
 import dataclasses
 import io
@@ -30,7 +30,7 @@ SETS = {
     "augreg_vit_b16": {**IMAGENET, "num_examples": 1_268_355},
     "folder": dict(num_examples=500, classes=4, shape=(None, None, 3)),
 }
-# Steps of the whole run, the end of warm-up, the peak and what is left of it at the last step.
+# Steps of the whole run, the end of warm-up, the peak rate, and the rate of the last step.
 RATES = {
     "digits": (1796, 180, 2e-3, 0.0),
     "fashion_mnist": (5625, 300, 5e-3, 0.0),
@@ -85,12 +85,12 @@ AUGMENT = {
 NAMES = tuple(list_recipes())
 # AdamW, Muon, SGD and LAMB; softmax and sigmoid; both precisions; arrays and files.
 EVERYWHERE = ("digits", "cifar10_scratch", "flowers_finetune", "imagenet1k_deit3_b16")
-# Nothing else decays, in any recipe, and SGD's have no decay at all.
+# Nothing else decays in any recipe, and with SGD nothing decays.
 KERNELS = {"patches", "query", "key", "value", "attention_output", "dense_1", "dense_2", "head"}
 
 
 @pytest.mark.backend_free
-def test_every_recipe_is_described():
+def test_every_recipe_has_expected_values_here():
     assert SETS.keys() == RATES.keys() == AUGMENT.keys() == set(NAMES)
 
 
@@ -107,19 +107,19 @@ def test_learning_rate(name):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("name", NAMES)
-def test_augmentation(name):
+def test_augmentation_of_the_recipe(name):
     assert load_recipe(name).augment == AUGMENT[name]
 
 
 def small(name):
-    """The recipe with its own data shapes, batch statistics and kinds, but a tiny model."""
+    """The recipe with its own data shapes and options, but a tiny model and three steps."""
     recipe = load_recipe(name)
     config = {
         **recipe.model.config,
         **{"width": 8, "depth": 2, "num_heads": 2, "mlp_dim": 12},
         "patch_size": 2 if name == "digits" else 4 if recipe.model.variant is None else 32,
     }
-    if recipe.model.variant:  # a factory's size is what its name says
+    if recipe.model.variant:  # a factory's default size
         config.setdefault("image_size", 224)
     if "representation_size" in config:
         config["representation_size"] = 8
@@ -130,7 +130,7 @@ def small(name):
 
 
 def mock(name, count=12):
-    """Random images of the set's shapes; those without one shape are JPEG files."""
+    """Random images of the dataset's shape; of many sizes, as JPEG files, if it has none."""
     classes, (height, width, channels) = SETS[name]["classes"], SETS[name]["shape"]
     rng = np.random.default_rng(0)
     if height is None:
@@ -164,7 +164,7 @@ def test_trains_on_mock_data(name):
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize("name", NAMES)
-def test_decay(name):
+def test_weight_decay(name):
     recipe = small(name)
     model = build_model(recipe, mock(name))
     kept = {path.split("/")[-2] for path, decay in decays(model).items() if decay}

@@ -1,4 +1,4 @@
-"""What is done to training images: each step against its definition, all from the seed alone."""
+"""Augmentation of images: each step follows its definition and depends only on the seed."""
 
 import io
 
@@ -31,7 +31,7 @@ def _config(**fields):
     return ViTConfig.from_dict({**CONFIG.to_dict(), **fields})
 
 
-def _picture(height=24, width=16, channels=3):
+def _image(height=24, width=16, channels=3):
     rng = np.random.default_rng(2)
     y, x = np.mgrid[:height, :width]
     waves = np.stack([np.sin(x / 9 + c) + np.cos(y / (7 + c)) for c in range(channels)], -1)
@@ -55,10 +55,10 @@ def _run(image, settings, config=CONFIG, seeds=20):
     ("kind", "channels", "crop"),
     ((None, 3, "pad"), (None, 1, "inception"), ("JPEG", 3, "inception"), ("PNG", 1, "none")),
 )
-def test_all_together_is_a_function_of_the_seed(kind, channels, crop):
+def test_all_augmentations_are_a_function_of_the_seed(kind, channels, crop):
     config = _config(in_channels=channels)
     settings = Augment(**{**vars(ALL), "crop": crop})
-    image = _picture(61, 47)
+    image = _image(61, 47)
     image = image if kind is None else _encode(image, kind)
     dataset = tf.data.Dataset.from_tensor_slices([0, 1, 2, 0, 1, 2]).map(
         lambda i: augment.augment_image(tf.constant(image), config, settings, tf.stack([7, i]))
@@ -69,35 +69,35 @@ def test_all_together_is_a_function_of_the_seed(kind, channels, crop):
     assert len({a.tobytes() for a in made}) == 3
 
 
-def test_crop_none_is_the_evaluations_view():
+def test_crop_none_equals_preprocessing_for_evaluation():
     for fields in ({}, {"crop_fraction": 0.875}, {"resize_method": "bicubic"}):
         config = _config(pixel_mean=0.0, pixel_std=1 / 255, **fields)
-        image = _picture(61, 47)
+        image = _image(61, 47)
         (result,) = _run(image, Augment(), config, seeds=1)
         expected = preprocess(image, config)[0]
         assert np.abs(result - expected).max() <= 1.01
         assert np.abs(result[:, ::-1] - expected).max() > 10
-    (same,) = _run(_picture(), Augment(), seeds=1)
-    np.testing.assert_array_equal(same, _picture())
+    (same,) = _run(_image(), Augment(), seeds=1)
+    np.testing.assert_array_equal(same, _image())
 
 
-def test_crop_pad_takes_every_window_of_the_padded_picture():
-    image = _picture()
+def test_crop_pad_draws_every_window_of_the_padded_image():
+    image = _image()
     padded = np.pad(image, [(2, 2), (2, 2), (0, 0)])
     windows = {padded[y : y + 24, x : x + 16].tobytes() for y in range(5) for x in range(5)}
     found = {a.tobytes() for a in _run(image, Augment(crop="pad", crop_padding=2), seeds=300)}
     assert found == windows and len(windows) == 25
 
 
-def test_flip_mirrors_half_of_the_pictures():
-    image = _picture()
+def test_flip_mirrors_half_of_the_images():
+    image = _image()
     results = _run(image, Augment(flip=True), seeds=200)
     mirrored = [np.array_equal(a, image[:, ::-1]) for a in results]
     assert all(m or np.array_equal(a, image) for m, a in zip(mirrored, results, strict=True))
     assert 70 <= sum(mirrored) <= 130
 
 
-def test_inception_windows_have_the_areas_and_ratios_asked_for():
+def test_inception_windows_have_the_requested_areas_and_ratios():
     draws = tf.random.stateless_uniform([200, 22], [1, 2])
     for shape in ((300, 400), (90, 50)):
         boxes = []
@@ -120,10 +120,10 @@ def test_inception_falls_back_to_the_center():
 
 
 @pytest.mark.parametrize("factor", (1, 2, 4))
-def test_inception_of_a_jpeg_is_that_of_its_pixels(factor):
-    # At these sizes JPEG is decoded at a half, a quarter and an eighth. The box is the whole
-    # image, which begins at a multiple of all of them: only the decoding differs.
-    encoded = _encode(_picture(80, 64).repeat(factor, 0).repeat(factor, 1), "JPEG")
+def test_inception_crop_of_a_jpeg_agrees_with_its_pixels(factor):
+    # At these sizes the JPEG is decoded at a half, a quarter and an eighth. The box is the whole
+    # image and starts at a multiple of all of them, so only the decoding differs.
+    encoded = _encode(_image(80, 64).repeat(factor, 0).repeat(factor, 1), "JPEG")
     pixels = tf.io.decode_jpeg(encoded, 3).numpy()
     settings = Augment(crop="inception", crop_area=(1.0, 1.0))
     result, expected, other = (
@@ -133,30 +133,30 @@ def test_inception_of_a_jpeg_is_that_of_its_pixels(factor):
     assert np.abs(result - other).mean() > 15
 
 
-def test_inception_of_a_small_jpeg_is_that_of_its_pixels():
-    encoded = _encode(_picture(40, 30), "JPEG")  # less than twice the model's size
+def test_inception_crop_of_a_small_jpeg_agrees_with_its_pixels():
+    encoded = _encode(_image(40, 30), "JPEG")  # less than twice the model's size
     pixels = tf.io.decode_jpeg(encoded, 3).numpy()
     settings = Augment(crop="inception", crop_area=(0.3, 1.0))
     results, expected, other = (
         np.array(_run(i, settings), int) for i in (encoded, pixels, pixels[::-1])
     )
-    # At the sides of a box the decoder has no neighbour to smooth colors with.
+    # At the sides of a box the decoder has no neighbor to smooth colors with.
     np.testing.assert_array_equal(results[:, :, 2:-2], expected[:, :, 2:-2])
     assert np.abs(results - expected).max() <= 8
     assert np.abs(results - other).max() > 50
 
 
 @pytest.mark.parametrize(("size", "bound"), (((15, 11), 0.3), ((30, 20), 2), ((90, 70), 2)))
-def test_resize_is_near_pils_antialiased_bilinear(size, bound):
-    image = _picture(*size)
+def test_resize_is_close_to_pils_antialiased_bilinear(size, bound):
+    image = _image(*size)
     result = augment._resize(tf.constant(image), CONFIG).numpy().astype(float)
     expected = np.asarray(PIL.Image.fromarray(image).resize((16, 24), PIL.Image.BILINEAR), float)
     assert np.abs(result - expected).mean() < bound
     assert np.abs(result[::-1] - expected).mean() > 5 * bound
 
 
-def test_blur_is_near_pils():
-    image = _picture(40, 30)
+def test_blur_is_close_to_pils():
+    image = _image(40, 30)
     for sigma in (0.5, 1.2, 2.0):
         blurred, half = (
             np.array(PIL.Image.fromarray(image).filter(PIL.ImageFilter.GaussianBlur(s)), float)
@@ -167,8 +167,8 @@ def test_blur_is_near_pils():
         assert np.abs(result - half).mean() > np.abs(result - blurred).mean()
 
 
-def test_three_augment_draws_each_of_the_three():
-    image = _picture()
+def test_three_augment_draws_each_operation():
+    image = _image()
     gray = solarized = 0
     results = _run(image, Augment(three_augment=True), seeds=90)
     for a in results:
@@ -177,7 +177,7 @@ def test_three_augment_draws_each_of_the_three():
     assert 15 <= gray <= 45 and 15 <= solarized <= 45 and 15 <= 90 - gray - solarized <= 45
 
 
-def test_erasing_replaces_one_box_by_noise_of_the_models_mean():
+def test_erasing_fills_one_box_with_noise_around_the_models_mean():
     config = _config(image_size=(48, 40), **MEAN_STD)
     image = np.full((48, 40, 3), 255, "uint8")
     image[::2] = 0
@@ -210,9 +210,9 @@ def test_cutout_is_a_gray_square():
     assert (6, 6) in sizes and all(3 <= min(s) and max(s) <= 6 for s in sizes)
 
 
-def test_normalize_is_the_pixel_contract():
+def test_normalize_follows_the_pixel_contract():
     config = _config(**MEAN_STD)
-    batch = np.stack([_picture(), 255 - _picture()])
+    batch = np.stack([_image(), 255 - _image()])
     expected = preprocess(batch, config)
     np.testing.assert_allclose(
         augment.normalize_batch(tf.constant(batch), config), expected, atol=1e-6
@@ -231,12 +231,12 @@ def test_normalize_is_the_pixel_contract():
         (b"", {"in_channels": 4}, Augment(), "in_channels must"),
     ),
 )
-def test_augment_image_says_what_is_wrong(image, fields, settings, match):
+def test_augment_image_refuses_wrong_arguments(image, fields, settings, match):
     with pytest.raises(ValueError, match=rf"{match}.*Received: "):
         augment.augment_image(tf.constant(image), _config(**fields), settings, [0, 0])
 
 
 def test_four_channels_are_cropped_and_flipped():
-    image = _picture(channels=4)
+    image = _image(channels=4)
     results = _run(image, Augment(crop="pad", flip=True, cutout=4), _config(in_channels=4), seeds=2)
     assert results[0].shape == (24, 16, 4)

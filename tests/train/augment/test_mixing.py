@@ -1,4 +1,4 @@
-"""MixUp and CutMix of a batch: shares of images and targets agree, and follow from the seed."""
+"""MixUp and CutMix of a batch: images and targets get equal shares, which the seed decides."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ def _batch(size):
 
 
 @pytest.mark.parametrize("size", (6, 5))
-def test_mixup_mixes_images_as_targets(size):
+def test_mixup_mixes_images_like_their_targets(size):
     images, targets = _batch(size)
     shares = set()
     for seed in range(8):
         mixed, soft = mix_batch(
             tf.constant(images), tf.constant(targets), Augment(mixup=0.8), [3, seed]
         )
-        # With one class an image, the targets say what each image is made of.
+        # Each image has a class of its own, so the targets are the shares of the images.
         expected = np.tensordot(soft.numpy(), images, 1)
         np.testing.assert_allclose(mixed, expected, atol=1e-5)
         np.testing.assert_allclose(soft.numpy().sum(1), 1, atol=1e-6)
@@ -61,7 +61,7 @@ def test_beta_shares_have_the_moments_of_their_alpha():
         assert abs(shares.var() - 1 / (4 * (2 * alpha + 1))) < 0.02
 
 
-def test_with_both_each_batch_gets_one():
+def test_mixup_and_cutmix_together_draw_one_of_them_for_each_batch():
     images, targets = _batch(4)
     cut = 0
     for seed in range(60):
@@ -73,6 +73,6 @@ def test_with_both_each_batch_gets_one():
     assert 15 <= cut <= 45
 
 
-def test_without_mixing_a_batch_stays():
+def test_no_mixing_leaves_a_batch_unchanged():
     images, targets = (tf.constant(v) for v in _batch(3))
     assert mix_batch(images, targets, Augment(), [1, 2]) == (images, targets)

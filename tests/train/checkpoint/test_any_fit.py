@@ -1,4 +1,4 @@
-"""What users give to `fit` beside generators: arrays, a PyDataset, optimizers, callbacks."""
+"""`Checkpoint` and what users pass to `fit`: arrays, a PyDataset, optimizers, callbacks."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def numbers(size=STEPS * BATCH):
 
 
 class Numbered(keras.utils.PyDataset):
-    """Batches by their number."""
+    """Returns a batch by its number."""
 
     def __len__(self):
         return STEPS
@@ -58,7 +58,7 @@ DATA = {
 
 
 class OneLayer(keras.Model):
-    """Built when it is called."""
+    """A subclassed model, built by its first call."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class OneLayer(keras.Model):
 
 
 class Raise(keras.callbacks.Callback):
-    """Ends a run as a kill would, at the beginning of a step of the whole run."""
+    """Ends a run like a kill, at the start of a step, counted over the whole run."""
 
     def __init__(self, at):
         super().__init__()
@@ -88,7 +88,7 @@ class Raise(keras.callbacks.Callback):
 
 
 def fit(model, folder, kind, callbacks=(), shuffle=None, **settings):
-    """What `fit` returns, and where it began."""
+    """Returns the history of `fit` and the position where it started."""
     make, shuffled = DATA[kind]
     checkpoint = Checkpoint(folder, **{"save_freq": 1, "keep": 100, **settings})
     start = checkpoint.restore(model)
@@ -115,9 +115,9 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_data_that_begins_anew_goes_on_at_the_beginning_of_an_epoch(tmp_path, kind, caplog):
+def test_data_that_restarts_resumes_at_the_start_of_an_epoch(tmp_path, kind, caplog):
     if kind == "shuffled arrays" and TENSORFLOW:
-        pytest.skip("TensorFlow shuffles by a generator that nobody can read")
+        pytest.skip("the state of TensorFlow's shuffling cannot be read")
     straight = make_model()
     wanted, _ = fit(straight, tmp_path / "straight", kind)
     assert f"Keras restarts {kind.removeprefix('shuffled ')}" in caplog.text
@@ -134,8 +134,8 @@ def test_data_that_begins_anew_goes_on_at_the_beginning_of_an_epoch(tmp_path, ki
 
 
 @pytest.mark.only_on("torch")
-def test_shuffled_arrays_are_shuffled_in_another_way_each_epoch(tmp_path):
-    """Without dropout, which draws as well."""
+def test_shuffled_arrays_are_shuffled_differently_each_epoch(tmp_path):
+    """Without dropout, which also draws random numbers."""
     seen = []
 
     class Look(keras.layers.Layer):
@@ -152,7 +152,7 @@ def test_shuffled_arrays_are_shuffled_in_another_way_each_epoch(tmp_path):
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1
 
 
-def test_arrays_with_steps_do_not_go_on_bit_for_bit_and_it_is_said(tmp_path, caplog):
+def test_arrays_with_steps_do_not_resume_bit_for_bit_and_log_it(tmp_path, caplog):
     x, y = numbers(2 * STEPS * BATCH)
     for epochs in (2, 3):
         model, checkpoint = make_model(), Checkpoint(tmp_path)
@@ -186,7 +186,7 @@ def test_arrays_in_the_middle_of_an_epoch_are_refused(tmp_path):
         fit(make_model(), tmp_path, "arrays")
 
 
-def test_sigterm_with_data_that_begins_anew_leaves_the_last_epoch(tmp_path, caplog):
+def test_sigterm_with_data_that_restarts_keeps_the_last_epoch(tmp_path, caplog):
     class Terminate(Raise):
         def on_train_batch_begin(self, batch, logs=None):
             if self.seen == self.at:
@@ -202,7 +202,7 @@ def test_sigterm_with_data_that_begins_anew_leaves_the_last_epoch(tmp_path, capl
     assert "SIGTERM: the run ends, nothing was saved" in caplog.text
 
 
-def test_sigterm_in_an_evaluation_saves_when_it_is_over(tmp_path):
+def test_sigterm_during_an_evaluation_saves_at_its_end(tmp_path):
     class Terminate(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -216,7 +216,7 @@ def test_sigterm_in_an_evaluation_saves_when_it_is_over(tmp_path):
     assert Checkpoint(tmp_path).restore(make_model()).epoch == 1
 
 
-def test_second_sigterm_is_obeyed():
+def test_second_sigterm_reaches_the_previous_handler():
     obeyed = []
     before = signal.signal(signal.SIGTERM, lambda *_: obeyed.append(1))
     try:
@@ -230,9 +230,9 @@ def test_second_sigterm_is_obeyed():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_copied_run_writes_into_its_own_place(tmp_path):
+def test_copied_run_writes_to_its_own_folder(tmp_path):
     class Log(keras.callbacks.Callback):
-        """With a path made of a setting, which is not the setting itself."""
+        """Derives a path from a setting."""
 
         def __init__(self, folder):
             super().__init__()
@@ -250,11 +250,11 @@ def test_a_copied_run_writes_into_its_own_place(tmp_path):
     shutil.copytree(one, two)
     fit(make_model(), two / "checkpoints", "arrays", [Log(two)])
     assert (one / "log.txt").read_text() == "1\n2\n"
-    assert (two / "log.txt").read_text() == "1\n2\n3\n"  # what it has counted is kept
+    assert (two / "log.txt").read_text() == "1\n2\n3\n"  # its counter is restored
 
 
-def test_learning_rate_schedules_of_callbacks_go_on_in_the_middle_of_an_epoch(tmp_path):
-    """They set the rate when a run or an epoch begins, which it does once more after a kill."""
+def test_learning_rate_callbacks_resume_in_the_middle_of_an_epoch(tmp_path):
+    """They set the rate at the start of a run or an epoch, which is repeated after a kill."""
 
     def schedule(epoch, rate):
         return rate * 0.5
@@ -282,7 +282,7 @@ def test_learning_rate_schedules_of_callbacks_go_on_in_the_middle_of_an_epoch(tm
     assert same(state(straight), state(run(tmp_path / "killed")))
 
 
-def test_other_optimizers_of_a_model_are_kept(tmp_path):
+def test_further_optimizers_of_a_model_are_restored(tmp_path):
     def make(rate=0.1, built=True):
         keras.backend.clear_session()
         model = OneLayer()
@@ -305,18 +305,18 @@ def test_other_optimizers_of_a_model_are_kept(tmp_path):
         Checkpoint(tmp_path).restore(make(built=False))
 
 
-def test_a_model_that_only_looks_built_is_refused(tmp_path):
+def test_model_that_only_looks_built_is_refused(tmp_path):
     model = OneLayer()
     model.built = True
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="call it once on a batch. Received: .*dense.* is not"):
         Checkpoint(tmp_path).restore(model)
     model(np.zeros((1, 7), "float32"))
-    model.unused = keras.layers.Dense(4)  # and never called
+    model.unused = keras.layers.Dense(4)  # never called
     Checkpoint(tmp_path).restore(model)
 
 
-def test_another_optimizer_with_the_same_slots_is_refused_and_the_folder_let_go(tmp_path):
+def test_other_optimizer_with_the_same_slots_is_refused_and_the_folder_is_released(tmp_path):
     fit(make_model(keras.optimizers.Adam(0.01)), tmp_path, "arrays")
     with pytest.raises(ValueError, match="optimizer: adam in the checkpoint, adam_w here"):
         Checkpoint(tmp_path).restore(make_model(keras.optimizers.AdamW(0.01)))
@@ -324,7 +324,7 @@ def test_another_optimizer_with_the_same_slots_is_refused_and_the_folder_let_go(
     Checkpoint(tmp_path).restore(make_model(keras.optimizers.Adam(0.01)))
 
 
-def test_another_backend_is_refused(tmp_path):
+def test_other_backend_is_refused(tmp_path):
     fit(make_model(), tmp_path, "arrays")
     path = tmp_path / "ckpt-000012"
     facts = json.loads((path / manifest.FACTS).read_text())
@@ -338,7 +338,7 @@ def test_another_backend_is_refused(tmp_path):
         Checkpoint(tmp_path).restore(make_model())
 
 
-def test_what_a_killed_process_left_is_swept_up(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     fit(make_model(), tmp_path, "arrays")
     left = tmp_path / "ckpt-000013.tmp-1"
     left.mkdir()
@@ -347,7 +347,7 @@ def test_what_a_killed_process_left_is_swept_up(tmp_path):
     assert not left.exists()
 
 
-def test_the_best_by_another_figure_begins_anew(tmp_path, caplog):
+def test_best_starts_over_with_another_metric(tmp_path, caplog):
     fit(make_model(), tmp_path, "arrays", monitor="mae", mode="max", keep=1)
     model, checkpoint = make_model(), Checkpoint(tmp_path, monitor="loss", keep=1)
     start = checkpoint.restore(model)

@@ -1,4 +1,6 @@
-"""What callbacks and random generators know, packed and unpacked."""
+"""The state of callbacks and random generators, saved and restored."""
+
+import random
 
 import keras
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from keras_vit.train.checkpoint import callback_state, random_state
 
 
-def test_remembered_values_come_back_as_they_were():
+def test_values_of_callbacks_are_restored_unchanged():
     class Any(keras.callbacks.Callback):
         def __init__(self, setting=1):
             super().__init__()
@@ -44,28 +46,20 @@ def test_remembered_values_come_back_as_they_were():
         callback_state.collect_callbacks([bad], {})
 
 
-def test_remembered_random_generators_go_on():
-    import random
+def test_random_generators_are_restored():
+    def draw():
+        uniform = keras.ops.convert_to_numpy(keras.random.uniform(()))
+        return [random.random(), np.random.rand(), uniform]
 
     arrays = {}
     keras.random.uniform((2,))
     entries = random_state.collect_random(arrays)
-    draw = [random.random(), np.random.rand(), keras.ops.convert_to_numpy(keras.random.uniform(()))]
-    other = [
-        random.random(),
-        np.random.rand(),
-        keras.ops.convert_to_numpy(keras.random.uniform(())),
-    ]
+    first, other = draw(), draw()
     random_state.restore_random(entries, arrays)
-    again = [
-        random.random(),
-        np.random.rand(),
-        keras.ops.convert_to_numpy(keras.random.uniform(())),
-    ]
-    assert draw == again != other
+    assert draw() == first != other
 
 
-def test_remembered_callbacks_of_one_class_are_told_apart_by_their_settings():
+def test_callbacks_of_one_class_are_told_apart_by_their_settings():
     def make(monitor):
         return keras.callbacks.EarlyStopping(monitor, patience=3)
 
@@ -77,7 +71,7 @@ def test_remembered_callbacks_of_one_class_are_told_apart_by_their_settings():
     assert [one.wait for one in new] == [2, 1]
 
 
-def test_remembered_is_what_has_changed_since_the_beginning():
+def test_only_attributes_that_changed_during_fit_are_saved():
     one = keras.callbacks.EarlyStopping("loss")
     one.folder, one.list, one.array = "here", [1], np.zeros(2)
     others = callback_state.SavedCallbacks([one])
@@ -87,11 +81,11 @@ def test_remembered_is_what_has_changed_since_the_beginning():
     one.array[1] = 1
     arrays = {}
     assert set(others.pack(arrays)[0]["attributes"]) == {"list", "array"} and len(arrays) == 1
-    others.begin()  # of a second fit: it still knows the first one
+    others.begin()  # by a second fit: the changes of the first one still count
     assert set(others.pack({})[0]["attributes"]) == {"list", "array"}
 
 
-def test_remembered_half_a_protocol_is_none():
+def test_get_state_without_set_state_is_not_called():
     class Half(keras.callbacks.Callback):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""The callback around small models: what it keeps, when it saves, and what it does not let pass."""
+"""`Checkpoint` with small models: what it restores, when it saves, and what it refuses."""
 
 import logging
 import os
@@ -51,7 +51,7 @@ def fit(model, batches, callbacks, epochs=2, initial_epoch=0, **arguments):
 
 
 class Raise(keras.callbacks.Callback):
-    """Ends a run as a kill would, at the beginning of a batch of the whole run."""
+    """Ends a run like a kill, at the start of a batch, counted over the whole run."""
 
     def __init__(self, at):
         super().__init__()
@@ -65,7 +65,7 @@ class Raise(keras.callbacks.Callback):
 
 
 class Value(keras.callbacks.Callback):
-    """Puts a figure into the logs of each epoch."""
+    """Puts a given metric into the logs of each epoch."""
 
     def __init__(self, values):
         super().__init__()
@@ -75,8 +75,8 @@ class Value(keras.callbacks.Callback):
         logs["val_mae"] = self.values[epoch]
 
 
-def test_checkpoint_keeps_the_best_and_what_callbacks_know_across_a_restart(tmp_path):
-    """F8: a worse epoch after a restart is not the best, and patience goes on."""
+def test_checkpoint_restores_the_best_and_the_state_of_callbacks(tmp_path):
+    """F8: a worse epoch after a restart does not become the best, and patience continues."""
     values = [3.0, 1.0, 2.0, 2.5, 1.5, 1.6, 1.7, 1.8]
 
     def parts():
@@ -103,18 +103,18 @@ def test_checkpoint_keeps_the_best_and_what_callbacks_know_across_a_restart(tmp_
     fresh = Checkpoint(tmp_path / "other", monitor="val_mae", save_freq="epoch", keep=1)
     late = keras.callbacks.EarlyStopping("val_mae", patience=4, min_delta=0.01)
     fit(make_model(), data(), fresh.around([Value(values[3:]), late]), epochs=3)
-    assert late.wait == 1  # without the restart's memory it waits anew
+    assert late.wait == 1  # without the restored state it starts counting again
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_checkpoint_best_goes_the_way_it_is_told(tmp_path, mode):
+def test_checkpoint_best_follows_its_mode(tmp_path, mode):
     checkpoint = Checkpoint(tmp_path, monitor="val_mae", mode=mode, keep=1)
     around = checkpoint.around([Value([2.0, 1.0, 3.0, float("nan"), 2.5])])
     fit(make_model(), data(), around, epochs=5)
     assert manifest.steps(tmp_path) == [{"min": 8, "max": 12}[mode], 20]
 
 
-def test_checkpoint_second_fit_does_what_it_is_told(tmp_path):
+def test_checkpoint_second_fit_runs_all_its_epochs(tmp_path):
     """F9."""
     checkpoint = Checkpoint(tmp_path, save_freq=3)
     with pytest.raises(KeyboardInterrupt):
@@ -125,7 +125,7 @@ def test_checkpoint_second_fit_does_what_it_is_told(tmp_path):
     assert (start.epoch, start.step_in_epoch, start.step) == (1, 2, 6)
     counter = Raise(at=-1)
     first = fit(model, data(), checkpoint.around([counter]), epochs=2, initial_epoch=1)
-    assert first.epoch == [0, 1] and counter.seen == 8  # its 6 were remembered
+    assert first.epoch == [0, 1] and counter.seen == 8  # 6 of them are restored
     counter = Raise(at=-1)
     second = fit(model, data(), checkpoint.around([counter]), epochs=2)
     assert second.epoch == [0, 1] and counter.seen == 8 and int(model.optimizer.iterations) == 16
@@ -133,8 +133,8 @@ def test_checkpoint_second_fit_does_what_it_is_told(tmp_path):
     assert checkpoint.restore(make_model()).epoch == 2
 
 
-def test_checkpoint_in_the_middle_of_an_epoch_gives_its_metrics_back(tmp_path):
-    """The epoch's logs are those of a run that was not interrupted; those of its rest are not."""
+def test_checkpoint_in_the_middle_of_an_epoch_restores_its_metrics(tmp_path):
+    """The epoch's logs equal an uninterrupted run's; without the metrics' state they do not."""
 
     def plain():
         keras.utils.set_random_seed(3)
@@ -176,8 +176,8 @@ def test_checkpoint_lists_every_difference_and_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("factor, loss", [(np.nan, "mse"), (1e37, "mae")])
-def test_checkpoint_not_a_number_ends_the_run_unsaved(tmp_path, factor, loss):
-    """F10: a NaN in a batch, and values whose loss is finite, but not the optimizer's squares."""
+def test_checkpoint_nan_ends_the_run_and_is_not_saved(tmp_path, factor, loss):
+    """F10: a NaN in a batch; and values with a finite loss whose squares overflow."""
 
     def batches():
         for number, (x, y) in enumerate(data()):
@@ -199,7 +199,7 @@ def test_checkpoint_not_a_number_ends_the_run_unsaved(tmp_path, factor, loss):
 
 
 def test_checkpoint_float16_overflow_is_not_an_error(tmp_path):
-    """The loss scale drops the step; its own state is saved and comes back."""
+    """The loss scale skips the step; its own state is saved and restored."""
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), 2.0**127)
     checkpoint = Checkpoint(tmp_path, save_freq=1)
     fit(make_model(optimizer=optimizer), data(), checkpoint.around(), epochs=2)
@@ -210,7 +210,7 @@ def test_checkpoint_float16_overflow_is_not_an_error(tmp_path):
 
 
 def test_checkpoint_error_of_the_thread_ends_the_run(tmp_path):
-    """F3 in a run: the system refuses a file; what was saved before stays."""
+    """F3 in a run: the system refuses to write a file; earlier checkpoints stay."""
     checkpoint = Checkpoint(tmp_path, save_freq=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -253,13 +253,13 @@ def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
         around = checkpoint.around([Terminate()])
         fit(make_model(), data(), around, epochs=4, validation_data=validation)
     assert error.value.code == 143 and checkpoint.interrupted
-    assert ended == [0] and evaluated == [4]  # nothing of the epoch that was cut short
+    assert ended == [0] and evaluated == [4]  # the interrupted epoch is neither ended nor evaluated
     assert signal.getsignal(signal.SIGTERM) is handler
     start = Checkpoint(tmp_path).restore(make_model())
     assert (start.epoch, start.step_in_epoch, start.step) == (1, 2, 6)
 
 
-def test_checkpoint_broken_one_is_set_aside_and_the_run_goes_on(tmp_path, caplog):
+def test_checkpoint_that_is_corrupt_is_set_aside_and_the_run_resumes(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     fit(make_model(), data(), Checkpoint(tmp_path, save_freq=3).around(), epochs=2)
     assert manifest.steps(tmp_path) == [6, 8]
@@ -324,7 +324,7 @@ def test_checkpoint_by_time_and_at_the_end_only(tmp_path):
     assert manifest.steps(tmp_path / "end") == [8]
 
 
-def test_checkpoint_another_wish_to_stop_in_the_shortened_epoch_is_kept(tmp_path):
+def test_checkpoint_keeps_a_request_to_stop_in_the_shortened_epoch(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if checkpoint.step == stop_at:
@@ -344,8 +344,8 @@ def test_checkpoint_another_wish_to_stop_in_the_shortened_epoch_is_kept(tmp_path
         assert files.newest(folder)[0].facts["position"]["stopped"] is (stop_at == 7)
 
 
-def test_checkpoint_progress_bar_begins_where_the_epoch_does(tmp_path, capsys, monkeypatch):
-    shown, update = [], keras.utils.Progbar.update  # which prints not more than 20 times a second
+def test_checkpoint_progress_bar_starts_where_the_epoch_resumes(tmp_path, capsys, monkeypatch):
+    shown, update = [], keras.utils.Progbar.update  # it prints at most 20 times a second
 
     def note(bar, current, *arguments, **options):
         shown.append(current)

@@ -1,4 +1,4 @@
-"""Storage: kills, failing writes, full disks, damaged files, readers at the same time."""
+"""Checkpoint files: kills, failing writes, full disks, damaged files, concurrent readers."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ def check_whole(snapshot):
 
 
 def in_child(function):
-    """Runs a function in a forked process, which needs no imports; its id."""
+    """Runs a function in a forked process, which needs no imports; returns its id."""
     if child := os.fork():
         return child
     try:
@@ -83,23 +83,23 @@ def kill_while_saving(folder, kills, seed):
         os.waitpid(child, 0)
         last = progress.stat().st_size
         found, broken = files.newest(folder)
-        # The step that was noted, or the one after it, whose note did not come to be.
+        # The recorded step, or the next one, if the kill came before it was recorded.
         assert check_whole(found) - last in (0, 1) and not broken
         interrupted += any(folder.glob("*.tmp-*"))
         progress.write_bytes(b"." * check_whole(found))
     return interrupted
 
 
-def test_snapshots_kill_leaves_the_last_whole(tmp_path):
+def test_files_kill_keeps_the_last_checkpoint(tmp_path):
     kill_while_saving(tmp_path / "run", kills=3, seed=0)
 
 
 @pytest.mark.slow
-def test_snapshots_thirty_kills(tmp_path):
+def test_files_thirty_kills_keep_the_last_checkpoint(tmp_path):
     assert kill_while_saving(tmp_path / "run", kills=30, seed=1) >= 3  # kills that hit a save
 
 
-def test_snapshots_failing_call_keeps_the_last(tmp_path, monkeypatch):
+def test_files_failing_call_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     """Every open for writing, write, fsync, rename and mkdir raises in turn."""
     calls = {"count": 0, "fail": None}
 
@@ -154,14 +154,14 @@ def test_snapshots_failing_call_keeps_the_last(tmp_path, monkeypatch):
                 raised += 1
                 allowed = (1, 2)  # 2, if only the last fsync failed
             else:
-                allowed = (2,)  # mkdir of a folder that was there
+                allowed = (2,)  # mkdir of an existing folder
             found, broken = files.newest(folder)
             assert check_whole(found) in allowed and not broken
             assert not list(folder.glob("*.tmp-*"))
-        assert raised > 15  # all but mkdir of folders that were there
+        assert raised > 15  # all but mkdir of existing folders
 
 
-def test_snapshots_full_disk_raises_and_keeps_the_last(tmp_path):
+def test_files_full_disk_raises_and_keeps_the_last_checkpoint(tmp_path):
     """A real error of the system: no file may grow beyond 20 kB."""
     write(tmp_path, 1)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -175,7 +175,7 @@ def test_snapshots_full_disk_raises_and_keeps_the_last(tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     found, _ = files.newest(tmp_path)
     assert check_whole(found) == 1
-    assert not list(tmp_path.glob("*.tmp-*"))  # its room is given back
+    assert not list(tmp_path.glob("*.tmp-*"))  # its space is freed
 
 
 DAMAGES = (
@@ -190,7 +190,7 @@ DAMAGES = (
 
 
 @pytest.mark.parametrize("name", [manifest.ARRAYS, manifest.FACTS, manifest.MANIFEST])
-def test_snapshots_damaged_file_is_passed_over(tmp_path, name, caplog):
+def test_files_damaged_checkpoint_is_skipped(tmp_path, name, caplog):
     caplog.set_level(logging.WARNING)
     write(tmp_path, 1)
     intact = write(tmp_path, 2)
@@ -220,7 +220,7 @@ def test_snapshots_damaged_file_is_passed_over(tmp_path, name, caplog):
     assert check_whole(files.newest(tmp_path)[0]) == 2
 
 
-def test_snapshots_order_is_numeric_and_pruning_keeps_the_best(tmp_path):
+def test_files_order_is_numeric_and_pruning_keeps_the_best(tmp_path):
     for step in (9, 10, 100, 1_000_000, 999_999):
         write(tmp_path, step)
     (tmp_path / "ckpt-notes").mkdir()
@@ -231,7 +231,7 @@ def test_snapshots_order_is_numeric_and_pruning_keeps_the_best(tmp_path):
     assert files.newest(tmp_path / "none") == (None, [])
 
 
-def test_snapshots_readers_always_get_a_whole_one(tmp_path):
+def test_files_readers_always_get_a_complete_checkpoint(tmp_path):
     write(tmp_path, 1, size=20_000)
     stop, seen, problems = threading.Event(), ([], []), []
 
@@ -250,7 +250,7 @@ def test_snapshots_readers_always_get_a_whole_one(tmp_path):
     readers = [threading.Thread(target=look, args=(mine,)) for mine in seen]
     for reader in readers:
         reader.start()
-    # While each of them reads a few; on a busy machine, a few more.
+    # Until each reader has read several; on a busy machine that takes more writes.
     deadline, step = time.monotonic() + 60, 1
     while not problems and time.monotonic() < deadline:
         if step >= 30 and all(len(set(mine)) > 2 for mine in seen):
@@ -266,7 +266,7 @@ def test_snapshots_readers_always_get_a_whole_one(tmp_path):
         assert mine == sorted(mine) and len(set(mine)) > 2
 
 
-def test_snapshots_listing_says_what_there_is(tmp_path):
+def test_files_listing_describes_each_checkpoint(tmp_path):
     write(tmp_path, 3, best=3)
     path = write(tmp_path, 12, best=3)
     os.truncate(write(tmp_path, 20) / manifest.ARRAYS, 10)
@@ -283,7 +283,7 @@ def test_snapshots_listing_says_what_there_is(tmp_path):
     assert not manifest.listing(tmp_path, hashes=True)[1]["whole"]
 
 
-def test_snapshots_lock_keeps_a_second_process_out_until_a_kill(tmp_path):
+def test_lock_excludes_a_second_process_until_a_kill(tmp_path):
     lock = Lock(tmp_path)
     child = in_child(lambda: (lock.acquire(), (tmp_path / "ready").touch(), time.sleep(120)))
     deadline = time.monotonic() + 60
@@ -299,7 +299,7 @@ def test_snapshots_lock_keeps_a_second_process_out_until_a_kill(tmp_path):
     lock.release()
 
 
-def test_snapshots_folder_that_cannot_be_written(tmp_path):
+def test_lock_in_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="The folder must be writable"):
         Lock(tmp_path / "file" / "checkpoints").acquire()
@@ -308,14 +308,14 @@ def test_snapshots_folder_that_cannot_be_written(tmp_path):
     Lock(tmp_path / "folder").acquire()
 
 
-def test_snapshots_newer_format_is_refused_and_not_set_aside(tmp_path):
+def test_files_newer_format_is_refused_and_not_set_aside(tmp_path):
     path = files.write(tmp_path, 1, {}, {"format": 2})
     assert json.loads((path / manifest.FACTS).read_text())["format"] == 2
     with pytest.raises(ValueError, match="must have format 1. Received"):
         files.newest(tmp_path)
 
 
-def test_snapshots_renamed_one_is_passed_over(tmp_path, caplog):
+def test_files_renamed_checkpoint_is_skipped(tmp_path, caplog):
     write(tmp_path, 1)
     os.rename(write(tmp_path, 2), tmp_path / "ckpt-000007")
     found, broken = files.newest(tmp_path)
@@ -323,7 +323,7 @@ def test_snapshots_renamed_one_is_passed_over(tmp_path, caplog):
     assert "must be a checkpoint of that step. Received: of 2" in caplog.text
 
 
-def test_snapshots_bfloat16_comes_back_exactly(tmp_path):
+def test_files_bfloat16_is_restored_exactly(tmp_path):
     values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast([1.5, -0.3, 1e30], "bfloat16")))
     path = files.write(tmp_path, 1, {"model/0:x": values}, facts(1))
     found = files.read(path)

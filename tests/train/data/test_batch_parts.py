@@ -1,4 +1,4 @@
-"""Several processes: their parts are, together, the batches of one."""
+"""Several processes: their parts together are the batches of one process."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ FILES = [tf.io.encode_png(image).numpy() for image in IMAGES]
 
 
 def stream(seed):
-    del seed  # the files' order: there is one
+    del seed  # the files have only one order
     return tf.data.Dataset.from_tensor_slices({"image": FILES, "label": LABELS})
 
 
@@ -45,7 +45,7 @@ def batches(split, augment, count=5, **arguments):
 
 
 def together(parts):
-    """What the processes have, one after the other, of each batch."""
+    """Each batch, put together from the parts of the processes."""
     return [
         tuple(np.concatenate(values) for values in zip(*pieces, strict=True))
         for pieces in zip(*parts, strict=True)
@@ -53,7 +53,7 @@ def together(parts):
 
 
 def same(a, b):
-    """Whether batches are equal, but for the last bit of a mixture."""
+    """Whether batches are equal, up to the last bit of a mixed image."""
     return len(a) == len(b) and all(
         np.allclose(x, y, rtol=0, atol=1e-6)
         for p, q in zip(a, b, strict=True)
@@ -64,7 +64,7 @@ def same(a, b):
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("processes", [3])
-def test_train_batches_are_cut_into_parts(split, augment, processes):
+def test_train_batches_are_split_into_parts(split, augment, processes):
     split, augment = SPLITS[split](), AUGMENTS[augment]
     whole = batches(split, augment)
     parts = [batches(split, augment, process=i, processes=processes) for i in range(processes)]

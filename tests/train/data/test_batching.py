@@ -1,4 +1,4 @@
-"""Order and batches: functions of (seed, step) on every backend."""
+"""The order of samples and the batches are functions of (seed, step), on every backend."""
 
 import io
 
@@ -34,7 +34,7 @@ def arrays(count, shape=(HEIGHT, WIDTH, 3)):
 
 
 def encoded(count, suffix):
-    """Images of many sizes, as files' contents and as PIL opens them."""
+    """Images of many sizes, as encoded files and as PIL images."""
     rng = np.random.default_rng(1)
     files = []
     for i in range(count):
@@ -73,7 +73,7 @@ def read(dataset, count=-1):
 
 
 @pytest.mark.parametrize("count", [1, 2, 11, 100])
-def test_order_shows_every_picture_once_an_epoch(count):
+def test_order_has_every_image_once_an_epoch(count):
     split = IndexedSplit(np.arange(count), np.zeros(count, int))
     run = numbers(split, 3 * count, seed=5)
     assert [n for n, _ in run] == list(range(3 * count))
@@ -84,16 +84,16 @@ def test_order_shows_every_picture_once_an_epoch(count):
         assert numbers(split, count, seed=6) != run[:count]
 
 
-def test_order_goes_on_from_any_sample():
+def test_order_resumes_at_any_sample():
     split = IndexedSplit(np.arange(100), np.zeros(100, int))
     run = numbers(split, 400, seed=5)
     for start in (1, 64, 99, 100, 301):
         assert numbers(split, 400 - start, seed=5, start=start) == run[start:]
-    far = 10**12 + 3  # no epoch is gone through
+    far = 10**12 + 3  # without computing the epochs before
     assert [n for n, _ in numbers(split, 2, seed=5, start=far)] == [far, far + 1]
 
 
-def test_order_repeats_each_picture_in_a_row():
+def test_order_repeats_each_image_in_a_row():
     split = IndexedSplit(np.arange(10), np.zeros(10, int))
     once = numbers(split, 20, seed=5)
     run = numbers(split, 60, seed=5, repeats=3)
@@ -103,7 +103,7 @@ def test_order_repeats_each_picture_in_a_row():
 
 
 def test_order_is_random():
-    """Each image comes at each place equally often: chi-squared over 2,000 epochs."""
+    """Each image appears at each place equally often: chi-squared over 2,000 epochs."""
     count, epochs = 7, 2000
     split = IndexedSplit(np.arange(count), np.zeros(count, int))
     batches = split.shuffled(seed=0, batch_size=count).take(epochs)
@@ -113,14 +113,14 @@ def test_order_is_random():
     assert ((seen - expected) ** 2 / expected).sum() < 75  # 36 degrees of freedom, p = 1e-4
 
 
-def test_order_of_the_store():
+def test_ordered_keeps_the_stored_order():
     split = IndexedSplit(np.arange(130), np.arange(130) % 3)
     run = read(split.ordered())
     assert [int(e["image"]) for e in run] == list(range(130))
     assert [int(e["label"]) for e in run] == [i % 3 for i in range(130)]
 
 
-def test_pictures_without_labels_are_refused():
+def test_images_without_labels_are_refused():
     with pytest.raises(ValueError, match="a label for every image"):
         IndexedSplit(np.arange(3), [0, -1, 2])
 
@@ -144,8 +144,8 @@ def test_train_batches(source, augment):
     assert not equal(run[4:8], rest)
 
 
-def test_train_batches_are_the_pictures(source):
-    """With nothing done to them, an epoch is the images as `preprocess` makes them."""
+def test_train_batches_without_augmentation_are_the_images(source):
+    """An epoch has the images as `preprocess` makes them."""
     pictures, labels = arrays(11)
     wanted = preprocess(pictures, CONFIG)
     (images, targets), *_ = read(batching.train_batches(source, CONFIG, Augment(), 11, seed=0), 1)
@@ -154,7 +154,7 @@ def test_train_batches_are_the_pictures(source):
         assert target.argmax() == labels[index]
 
 
-def test_train_batches_one_gather_is_the_same_as_one_by_one(source, monkeypatch):
+def test_train_batches_gathered_at_once_equal_those_of_single_images(source, monkeypatch):
     augment = Augment(mixup=0.5, repeats=2)
     assert batching._whole_batches(source.train, CONFIG, augment)
     run = read(batching.train_batches(source, CONFIG, augment, 4, seed=0), 6)
@@ -171,12 +171,12 @@ def test_train_batches_one_gather_is_the_same_as_one_by_one(source, monkeypatch)
         (CONFIG.replace(crop_fraction=0.875), Augment()),
     ],
 )
-def test_train_batches_one_gather_only_where_nothing_is_done(source, config, augment):
+def test_train_batches_are_gathered_at_once_only_without_augmentation(source, config, augment):
     assert not batching._whole_batches(source.train, config, augment)
 
 
-def test_train_batches_mix_with_a_seed_of_their_own(source):
-    """The same images in another batch of the run are mixed otherwise."""
+def test_train_batches_are_mixed_differently_in_each_batch(source):
+    """The same two images get other shares in each batch of the run."""
     one = source_of(IndexedSplit(*arrays(2)))
     shares = {
         round(float(np.sort(targets[0])[-1]), 5)
@@ -185,7 +185,7 @@ def test_train_batches_mix_with_a_seed_of_their_own(source):
     assert len(shares) > 4
 
 
-def test_train_batches_of_encoded_pictures():
+def test_train_batches_of_encoded_images():
     files, _ = encoded(5, "jpeg")
     source = source_of(IndexedSplit(files, np.arange(5) % CLASSES))
     augment = Augment(crop="inception", flip=True)
@@ -195,7 +195,7 @@ def test_train_batches_of_encoded_pictures():
     assert equal(run[1:], rest)
 
 
-def test_batch_larger_than_the_data(source):
+def test_batch_larger_than_the_data_is_refused(source):
     with pytest.raises(ValueError, match="from 1 to the 11 training .* batch_size=12"):
         batching.train_batches(source, CONFIG, Augment(), 12, seed=0)
     with pytest.raises(ValueError, match="at least 1.*batch_size=0"):
@@ -210,7 +210,7 @@ def stack(batches):
 
 
 @pytest.mark.parametrize("shape", [(HEIGHT, WIDTH, 3), (9, 31, 3), (9, 31, 1)])
-def test_test_batches_of_arrays_are_preprocess(shape):
+def test_test_batches_of_arrays_equal_preprocess(shape):
     pictures, labels = arrays(7, shape)
     batches = batching.test_batches(IndexedSplit(pictures, labels), CONFIG, 3, CLASSES)
     assert batches.cardinality() == 3
@@ -222,7 +222,7 @@ def test_test_batches_of_arrays_are_preprocess(shape):
 
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "bmp", "gif"])
 @pytest.mark.parametrize("crop_fraction", [None, 0.875])
-def test_test_batches_of_files_are_preprocess(suffix, crop_fraction):
+def test_test_batches_of_files_equal_preprocess(suffix, crop_fraction):
     config = CONFIG.replace(crop_fraction=crop_fraction)
     files, pictures = encoded(5, suffix)
     batches = batching.test_batches(IndexedSplit(files, np.arange(5) % 3), config, 2, CLASSES)
@@ -231,7 +231,7 @@ def test_test_batches_of_files_are_preprocess(suffix, crop_fraction):
     _assert_within_a_pixel_value(images, preprocess(pictures, config))
 
 
-def test_test_batches_in_float32_whatever_the_precision():
+def test_test_batches_are_float32_under_any_dtype_policy():
     split = IndexedSplit(*arrays(3, (9, 31, 3)))
     plain = read(batching.test_batches(split, CONFIG, 3, CLASSES))
     policy = keras.config.dtype_policy()
@@ -242,7 +242,7 @@ def test_test_batches_in_float32_whatever_the_precision():
         keras.config.set_dtype_policy(policy)
 
 
-def test_test_batches_want_the_channels_of_the_model():
+def test_test_batches_must_have_the_channels_of_the_model():
     split = IndexedSplit(*arrays(3, (9, 31, 2)))
     with pytest.raises(ValueError, match="which have 2 channels.*in_channels=3"):
         batching.test_batches(split, CONFIG, 3, CLASSES)
@@ -252,7 +252,7 @@ def _assert_within_a_pixel_value(images, wanted):
     std = np.asarray(CONFIG.pixel_std, "float32")
     apart = np.abs(images - wanted) * 255 * std
     assert apart.max() < 1.01 and apart.mean() < 0.3
-    assert np.abs(images[::-1] - wanted).max() > 0.5  # other images are not
+    assert np.abs(images[::-1] - wanted).max() > 0.5  # the negative control: other images
 
 
 # -- with Keras
@@ -271,7 +271,7 @@ def test_fit_and_evaluate(source):
 
 
 @pytest.mark.parametrize("backend, hidden", [("jax", True), ("torch", True), ("tensorflow", False)])
-def test_tensorflow_leaves_the_accelerators_to_the_backend(monkeypatch, backend, hidden):
+def test_tensorflow_leaves_accelerators_to_other_backends(monkeypatch, backend, hidden):
     calls = []
     monkeypatch.setattr(keras.backend, "backend", lambda: backend)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
@@ -280,7 +280,7 @@ def test_tensorflow_leaves_the_accelerators_to_the_backend(monkeypatch, backend,
     assert calls == ([([], "GPU")] if hidden else [])
 
 
-def test_tensorflow_that_runs_already_is_a_warning(monkeypatch, caplog):
+def test_tensorflow_that_is_initialized_already_is_a_warning(monkeypatch, caplog):
     def too_late(*args):
         raise RuntimeError("Visible devices cannot be modified after being initialized")
 

@@ -1,4 +1,4 @@
-"""Images of every kind of file become uint8 with the channels of the model."""
+"""Image files of every kind are decoded to uint8 with the channels of the model."""
 
 import io
 
@@ -23,7 +23,7 @@ def encode(mode, kind):
 
 
 def decoded(image, channels):
-    """As in a pipeline: nothing is known of an image's size."""
+    """Decodes as in a pipeline, where an image's size is unknown."""
     dataset = tf.data.Dataset.from_tensors(image).map(lambda i: decode(i, channels))
     assert dataset.element_spec.shape[-1] == channels
     (result,) = dataset.as_numpy_iterator()
@@ -40,18 +40,18 @@ def decoded(image, channels):
         ("JPEG", ("RGB", "L")),
     ],
 )
-def test_decode_is_pils(kind, modes, channels, mode):
+def test_decode_agrees_with_pil(kind, modes, channels, mode):
     for stored in modes:
         file = encode(stored, kind)
         wanted = np.asarray(Image.open(io.BytesIO(file)).convert(mode), int).reshape(15, 23, -1)
-        # TensorFlow takes the brightness of a JPEG from the file; PIL computes it from the colors.
+        # TensorFlow reads the brightness of a JPEG from the file; PIL computes it from the colors.
         bound = 2 if kind == "JPEG" and channels == 1 else 0
         assert np.abs(decoded(file, channels) - wanted).max() <= bound, stored
         assert np.abs(decoded(file, channels)[::-1] - wanted).max() > 9
 
 
 @pytest.mark.parametrize("found, channels, mode", [(1, 3, "RGB"), (3, 1, "L")])
-def test_decode_of_pixels_makes_gray_color_and_color_gray(found, channels, mode):
+def test_decode_of_pixels_converts_between_gray_and_color(found, channels, mode):
     batch = np.random.default_rng(0).integers(0, 256, (2, 5, 7, found), dtype=np.uint8)
     wanted = [Image.fromarray(p if found == 3 else p[..., 0]).convert(mode) for p in batch]
     wanted = np.stack([np.asarray(p, int).reshape(5, 7, channels) for p in wanted])

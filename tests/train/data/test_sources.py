@@ -1,4 +1,4 @@
-"""What sets there are, and what is said about those that are not."""
+"""Opening datasets, and the errors for those that do not exist or cannot be used."""
 
 import http.server
 import socket
@@ -28,7 +28,7 @@ def example(shape, i, name, rng):
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Two small sets, really prepared: images of one size, and images of many."""
+    """Two small datasets, prepared on disk: images of one size, and of many sizes."""
     folder = tmp_path_factory.mktemp("tfds")
     rng = np.random.default_rng(0)
     for name, shape in SHAPES.items():
@@ -72,7 +72,7 @@ def digits_as_bytes():
     return (digits.images * (255 / 16)).round().astype("uint8"), digits.target
 
 
-def test_digits_are_those_of_scikit_learn():
+def test_digits_agree_with_scikit_learn():
     source = sources.open_source(Data("digits"))
     known = {picture.tobytes(): label for picture, label in zip(*digits_as_bytes(), strict=True)}
     labels = [known[np.asarray(p)[..., 0].tobytes()] for p in source.test.images]
@@ -86,13 +86,13 @@ def test_digits_are_those_of_scikit_learn():
     assert counts.min() >= 34 and counts.max() <= 37  # stratified
 
 
-def test_digits_unknown_split_names_the_splits():
+def test_digits_unknown_split_lists_the_splits():
     with pytest.raises(ValueError, match="data.test must be 'train' or 'test'.*'validation'"):
         sources.open_source(Data("digits", test="validation"))
 
 
 @pytest.mark.parametrize("source", ["digit", "tfds:", "tfds", "folder:x"])
-def test_unknown_source_says_what_there_is(source):
+def test_unknown_source_lists_the_kinds_of_source(source):
     with pytest.raises(ValueError, match="'digits', 'tfds:NAME' or 'folder'"):
         sources.open_source(Data(source))
 
@@ -112,7 +112,7 @@ def test_tfds_small_set_is_in_memory(data_dir, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_tfds_stream_has_the_pictures_of_the_memory(data_dir, name, monkeypatch):
+def test_tfds_stream_has_the_same_images_as_memory(data_dir, name, monkeypatch):
     data = Data(f"tfds:{name}", data_dir, "train", "validation")
     memory = sources.open_source(data)
     monkeypatch.setattr(sources, "MEMORY_LIMIT", 1)
@@ -128,7 +128,7 @@ def test_tfds_stream_order_is_a_function_of_seed_and_epoch(data_dir, monkeypatch
     tf.random.set_seed(1)
     run = take(split.shuffled(seed=3), 33)
     tf.random.set_seed(2)
-    assert same(run, take(split.shuffled(seed=3), 33))  # whatever TensorFlow's own seed
+    assert same(run, take(split.shuffled(seed=3), 33))  # for any seed of TensorFlow
     assert not same(run, take(split.shuffled(seed=4), 33))
     epochs = [[image.tobytes() for _, _, image in run[i : i + 11]] for i in (0, 11, 22)]
     assert set(epochs[0]) == set(epochs[1]) == set(epochs[2]) and len(set(epochs[0])) == 11
@@ -158,23 +158,23 @@ def test_tfds_mock_data(monkeypatch):
     assert isinstance(source.train, StreamedSplit) and source.train.num_examples == 6
 
 
-def test_tfds_unknown_set_names_those_near():
+def test_tfds_unknown_set_lists_the_closest_names():
     with pytest.raises(ValueError, match="near: .*cifar10.*'tfds:cifar11'"):
         sources.open_source(Data("tfds:cifar11"))
 
 
-def test_tfds_unknown_set_knows_the_prepared_ones(data_dir):
+def test_tfds_unknown_set_lists_close_names_of_prepared_sets(data_dir):
     with pytest.raises(ValueError, match="near: .*varied"):
         sources.open_source(Data("tfds:varied2", data_dir))
 
 
-def test_tfds_unknown_configuration_names_those_there_are(tmp_path):
+def test_tfds_unknown_configuration_lists_the_existing_ones(tmp_path):
     with pytest.raises(ValueError, match=r"it has: .*160px.*'tfds:imagenette/161px'"):
         sources.open_source(Data("tfds:imagenette/161px", str(tmp_path)))
 
 
 @pytest.mark.parametrize("split", ["test", "tests[:5%]", "train[:5%", "validation[:0]"])
-def test_tfds_unknown_split_names_those_there_are(data_dir, split):
+def test_tfds_unknown_split_lists_the_existing_ones(data_dir, split):
     with pytest.raises(ValueError, match="data.test must have images of the splits train, val"):
         sources.open_source(Data("tfds:fixed", data_dir, test=split))
 
@@ -196,12 +196,12 @@ def test_tfds_split_without_labels_is_refused(data_dir, monkeypatch, limit):
         sources.open_source(Data("tfds:fixed", data_dir, "train", "validation"))
 
 
-def test_tfds_set_without_pictures_says_what_it_has(tmp_path):
+def test_tfds_set_without_images_lists_its_features(tmp_path):
     with pytest.raises(ValueError, match="a dataset of images.*'sentence': Text"):
         sources.open_source(Data("tfds:glue/cola", str(tmp_path)))
 
 
-def test_tfds_set_that_cannot_be_fetched(data_dir, monkeypatch):
+def test_tfds_set_that_cannot_be_downloaded_says_how_to_prepare_it(data_dir, monkeypatch):
     monkeypatch.setattr(sources, "_unreachable", lambda url: "ConnectionError")
     fetches = tfds.core.DatasetBuilder
     monkeypatch.setattr(fetches, "download_and_prepare", lambda self: pytest.fail("it fetches"))
@@ -211,7 +211,7 @@ def test_tfds_set_that_cannot_be_fetched(data_dir, monkeypatch):
         assert part in str(error.value)
 
 
-def test_tfds_set_with_configuration_that_cannot_be_fetched(tmp_path, monkeypatch):
+def test_tfds_set_with_configuration_that_cannot_be_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_unreachable", lambda url: "ConnectionError")
     command = rf"tfds build imagenette/160px --data_dir {tmp_path}$"
     with pytest.raises(ValueError, match=command):
@@ -223,7 +223,7 @@ def test_tfds_set_that_is_downloaded_by_hand(tmp_path):
         sources.open_source(Data("tfds:imagenet2012", str(tmp_path)))
 
 
-def test_tfds_set_is_fetched_where_it_can_be(tmp_path, monkeypatch):
+def test_tfds_set_is_downloaded_if_its_host_answers(tmp_path, monkeypatch):
     fetched = []
     monkeypatch.setattr(sources, "_unreachable", lambda url: None)
     builder = tfds.builder("cifar100", data_dir=tmp_path)
@@ -265,7 +265,7 @@ def test_tfds_real_set(name, shape):
     assert source.shape == shape and len(set(source.labels)) == 10
     assert np.bincount(source.test.labels).min() > 50
     pictures = [{p.tobytes() for p in s.images.numpy()} for s in (source.train, source.test)]
-    assert len(pictures[0] & pictures[1]) < 20  # Fashion-MNIST holds some twice
+    assert len(pictures[0] & pictures[1]) < 20  # Fashion-MNIST has a few duplicates
 
 
 # -- folders
@@ -287,7 +287,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_folder_classes_are_sorted_sub_folders(folder):
+def test_folder_classes_are_its_sorted_subfolders(folder):
     write(folder / "train" / "rose" / "more" / "x.gif", 200)
     (folder / "train" / "rose" / "notes.txt").write_text("no image")
     (folder / "train" / "rose" / "._9.jpg").write_text("what macOS leaves")
@@ -300,7 +300,7 @@ def test_folder_classes_are_sorted_sub_folders(folder):
     assert first == (folder / "train" / "daisy" / "36.jpg").read_bytes()
 
 
-def test_folder_of_classes_is_cut_in_percent(tmp_path):
+def test_folder_of_classes_is_split_in_percent(tmp_path):
     for label, count in (("a", 20), ("b", 10)):
         for i in range(count):
             write(tmp_path / label / f"{i:02}.png", i)
@@ -309,7 +309,7 @@ def test_folder_of_classes_is_cut_in_percent(tmp_path):
     assert [len(p) for p in paths] == [27, 3] and not paths[0] & paths[1]
     assert np.bincount(source.test.labels).tolist() == [2, 1]
     last = sorted(paths[0] | paths[1])[-3:]
-    assert paths[1] != set(last)  # not by name
+    assert paths[1] != set(last)  # not the last by name
     again = sources.open_source(Data("folder", str(tmp_path), ".[:90%]", ".[90%:]"))
     assert np.array_equal(source.train.images, again.train.images)
 
@@ -322,13 +322,13 @@ def test_folder_test_may_lack_a_class(folder):
     assert source.labels == ("daisy", "rose") and set(source.test.labels.numpy()) == {0}
 
 
-def test_folder_strange_class_in_test(folder):
+def test_folder_with_a_class_in_test_alone_is_refused(folder):
     write(folder / "test" / "tulip" / "1.png")
     with pytest.raises(ValueError, match=r"classes of data.train only \(daisy, rose\).*tulip"):
         sources.open_source(Data("folder", str(folder)))
 
 
-def test_folder_missing_part_says_what_is_there(folder):
+def test_folder_without_a_part_lists_the_existing_ones(folder):
     (folder / "test").rename(folder / "val")
     with pytest.raises(ValueError, match="data.test='test'; .* has: train, val"):
         sources.open_source(Data("folder", str(folder)))
@@ -355,13 +355,13 @@ def test_folder_empty_class(folder):
         sources.open_source(Data("folder", str(folder)))
 
 
-def test_folder_without_test_pictures(folder):
+def test_folder_without_test_images_is_refused(folder):
     with pytest.raises(ValueError, match="data.test must have an image"):
         sources.open_source(Data("folder", str(folder), test="test[:0%]"))
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>404</html>"])
-def test_folder_file_that_is_no_picture_is_named(folder, content):
+def test_folder_file_that_is_not_an_image_is_named(folder, content):
     (folder / "train" / "rose" / "bad.jpg").write_bytes(content)
     with pytest.raises(ValueError, match=r"rose/bad.jpg must be a JPEG.*b'"):
         sources.open_source(Data("folder", str(folder)))
@@ -373,7 +373,7 @@ def keep(content, share=1.0, behind=b""):
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp"])
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_folder_file_that_was_cut_off_is_named(folder, suffix, part):
+def test_folder_truncated_file_is_named(folder, suffix, part):
     path = folder / part / "rose" / f"cut.{suffix}"
     write(path, 5, (40, 30))
     path.write_bytes(keep(path.read_bytes(), 0.8))
@@ -382,7 +382,7 @@ def test_folder_file_that_was_cut_off_is_named(folder, suffix, part):
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp"])
-def test_folder_file_that_is_whole_may_have_more_behind_it(folder, suffix):
+def test_folder_complete_file_may_have_trailing_bytes(folder, suffix):
     path = folder / "train" / "rose" / f"more.{suffix}"
     write(path, 5, (40, 30))
     if suffix != "bmp":

@@ -1,10 +1,9 @@
-"""`fit` as users call it, on one device or on several: the program that its tests start.
+"""`fit` as users call it, on one device or on several; a program that the tests start.
 
     python plain_fit.py all out.json arrays generator ...
 
-Each case enters a scope of its own, with a model of a size of its own: what the second scope of a
-process does must not hang on the first. TensorFlow wants its logical devices before anything else,
-hence a program.
+Each case enters its own scope with a model of its own size, so that nothing depends on the scope
+before. It is a program because TensorFlow needs its logical devices before anything else.
 """
 
 import json
@@ -29,7 +28,7 @@ def data(number):
 
 
 def batches(number):
-    """A generator, which gives each batch once."""
+    """A generator that yields each batch once."""
     x, y = data(number * BATCH)
     for first in range(0, len(x), BATCH):
         yield x[first : first + BATCH], y[first : first + BATCH]
@@ -59,7 +58,7 @@ def numbers(model, history):
 
 
 def arrays(devices):
-    """The last batch is two samples."""
+    """Arrays with sample weights; the last batch has two samples."""
     model = make(devices, 3)
     x, y = data(10)
     weights = np.linspace(0, 2, 10)
@@ -73,7 +72,7 @@ def generator(devices):
 
 
 def generator_of_keras(devices):
-    """As Keras has it by itself, on TensorFlow."""
+    """Like `generator`, but with Keras' own trainer, on TensorFlow."""
     from keras_vit.train.distribution.tensorflow_trainer_fixes import trainer
 
     build = trainer.TensorFlowTrainer._maybe_symbolic_build
@@ -85,7 +84,7 @@ def generator_of_keras(devices):
 
 
 def dataset(devices):
-    """Whole batches of tf.data, each class with a weight of its own."""
+    """Whole batches of tf.data, with class weights."""
     model = make(devices, 5)
     x, y = data(12)
     whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
@@ -94,7 +93,7 @@ def dataset(devices):
 
 
 def evaluation(devices):
-    """Nine samples: the last batch is one, which not all devices get."""
+    """Nine samples: the last batch has one, which only one device gets."""
     model = make(devices, 6)
     x, y = data(9)
     found = model.evaluate(x, y, BATCH, verbose=0)
@@ -116,7 +115,7 @@ def evaluation(devices):
 
 
 def once(devices):
-    """Losses of epochs that learn nothing, shuffled without a seed: their mean is that of all."""
+    """Losses of epochs with rate 0, shuffled without a seed: each is the mean over all samples."""
     x, y = np.zeros((16, 5), "float32"), 2.0 ** np.arange(16)
     found = {}
     for name, batches in (
@@ -133,7 +132,7 @@ def once(devices):
 
 
 def unequal(devices):
-    """What two devices of TensorFlow refuse."""
+    """Batches that two devices of TensorFlow refuse."""
     model = make(devices, 7)
     x, y = data(9)
     odd = tf.data.Dataset.from_tensor_slices((x, y)).batch(3)
@@ -150,7 +149,7 @@ def unequal(devices):
 
 
 def elsewhere(devices):
-    """A model made outside of the scope."""
+    """A model that was created outside the scope."""
     with devices.alone():
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
@@ -162,7 +161,7 @@ def elsewhere(devices):
 
 
 def exported(devices):
-    """A ViT, saved and exported by one process while its devices are still there."""
+    """A ViT that one process saves and exports inside the scope."""
     keras.utils.set_random_seed(0)
     config = keras_vit.ViTConfig(
         image_size=(24, 16),
@@ -189,7 +188,7 @@ def exported(devices):
 
 
 def masks(devices):
-    """Three draws of dropout on ones: what is left, and the state of the seeds, on each device."""
+    """Three dropout masks on each device, and the states of the seeds."""
     layer = keras.layers.Dropout(0.5, seed=3)
     layer.build((None, 64))
     run = tf.function(lambda: layer(tf.ones((1, 64)), training=True))

@@ -1,9 +1,9 @@
-"""Optimizers on two devices beside one, in one process: the program that their tests start.
+"""Compares optimizers on two devices with one device; a program that the tests start.
 
-Each case makes the optimizer of a recipe for a tiny ViT and applies the same gradients twice: on
-one device, and cut into the parts of two replicas, which add up to them. It writes how far apart
-all variables are, the optimizer's among them. TensorFlow wants its logical devices before anything
-else, hence a program.
+Each case makes a recipe's optimizer for a tiny ViT and applies the same gradients twice: on one
+device, and on two replicas, whose parts add up to the same gradients. It writes how far all
+variables differ, the optimizer's included. It is a program because TensorFlow needs its logical
+devices before anything else.
 """
 
 import json
@@ -57,14 +57,14 @@ def make(settings, dtype="float32"):
 
 
 def scaled(optimizer, loss_scale):
-    """What `compile` makes of it."""
+    """The optimizer as `compile` makes it."""
     if not loss_scale:
         return optimizer
     return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
 
 
 def gradients(model, step, overflow):
-    """Two parts for each weight. An overflow is in the second alone."""
+    """Two parts for each weight. Only the second one overflows."""
     rng = np.random.default_rng(step)
     parts = [rng.normal(size=(2, *v.shape)).astype("float32") for v in model.trainable_variables]
     if overflow and step == OVERFLOW:
@@ -76,15 +76,15 @@ def train(strategy, case, adapt, steps=range(STEPS), state=None):
     """Applies the gradients of some steps.
 
     Args:
-        strategy: Where.
+        strategy: The strategy to train under.
         case: A name of `CASES`.
-        adapt: What makes an optimizer for `compile` of (optimizer, whether the loss is scaled).
-        steps: Their numbers.
-        state: All variables before the first of them, if they are not as they are made.
+        adapt: From an optimizer, and whether the loss is scaled, to the optimizer for `compile`.
+        steps: The numbers of the steps.
+        state: All variables before the first step; by default as they are initialized.
 
     Returns:
-        Path -> array of all variables after each step, and the paths of those that are not the
-        same on all devices at the end.
+        Path -> array of all variables after each step, and the paths of those that differ between
+        the devices at the end.
     """
     settings, loss_scale = CASES[case]
     keras.backend.clear_session()
@@ -117,7 +117,7 @@ def train(strategy, case, adapt, steps=range(STEPS), state=None):
 
 
 def fit(strategy, adapt):
-    """A real `fit` in mixed_float16. A picture in the second half of one batch overflows.
+    """A real `fit` in mixed_float16. An image in the second half of one batch overflows.
 
     Returns:
         Path -> array of the weights and of the optimizer's numbers.
@@ -150,7 +150,7 @@ def _copies_are_equal(variable):
 
 
 def _compare(found, wanted):
-    """The largest difference, infinite where a value is not finite, and what it is at."""
+    """The largest difference, infinite if a value is not finite, and the path of its variable."""
     if list(found) != list(wanted):
         return float("inf"), f"{sorted(found.keys() ^ wanted.keys())}"
     apart = {path: np.abs(found[path] - wanted[path]).max() for path in wanted}
@@ -166,7 +166,7 @@ def _facts(found, wanted):
 
 
 def main(out, *names):
-    """Runs some cases and writes a JSON of them."""
+    """Runs some cases and writes the results as JSON."""
     one = tf.distribute.get_strategy()
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     result = {}
@@ -174,7 +174,7 @@ def main(out, *names):
         wanted, _ = train(one, case, scaled)
         found, copies_differ = train(two, case, for_strategy)
         result[case] = {**_facts(found[-1], wanted[-1]), "copies_differ": copies_differ}
-        if case == "adamw":  # begun on two devices, ended on one
+        if case == "adamw":  # started on two devices, ended on one
             state = found[3].values()
             moved, _ = train(one, case, scaled, range(4, STEPS), state)
             result["adamw, moved"] = _facts(moved[-1], wanted[-1])

@@ -1,4 +1,4 @@
-"""JAX on several devices: four forced on this machine's CPU, and two processes on loopback."""
+"""JAX on several devices: four forced CPU devices, and two processes on loopback."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ import keras
 import numpy as np
 import pytest
 import trainee
-from processes import environments
+from processes import environments, forced_devices
 from trainee import Plan, check_same, run_in_turn
 
 import keras_vit
 
 pytestmark = pytest.mark.only_on("jax")
 
-# Two processes that exchange a number, over and over; process 1 does what argv says in turn 20.
+# Two processes exchange a number again and again. In turn 20, process 1 does what argv says.
 MEET = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -48,7 +48,7 @@ if what == "predict":
             print("another batch is refused")
     sys.exit()
 with distribution.scope() as devices:
-    # What ends a process that meets nobody has been called off.
+    # The timer that ends a process without peers was canceled.
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
     for turn in range(30):
         if turn == 20 and devices.process == 1 and what == "kill":
@@ -63,10 +63,6 @@ with distribution.scope() as devices:
         numbers = devices.gather(np.int64(2**40 + devices.process))
         assert numbers.tolist() == [2**40, 2**40 + 1]
 """
-
-
-def forced(devices):
-    return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
 def start(what, settings):
@@ -85,7 +81,7 @@ def start(what, settings):
 
 @pytest.fixture(scope="module")
 def four():
-    """What one device, and several, make of the same batches, in one process with four devices."""
+    """Runs of one device and of several on the same batches, in one process with four devices."""
     plans = {
         "one": Plan(),
         "all": Plan(devices="all"),
@@ -93,7 +89,7 @@ def four():
         "one adamw": Plan(optimizer="adamw"),
         "model:4 adamw": Plan(devices="model:4", optimizer="adamw"),
     }
-    results = run_in_turn(list(plans.values()), [forced(4)])
+    results = run_in_turn(list(plans.values()), [forced_devices(4)])
     return {name: result[0] for name, result in zip(plans, results, strict=True)}
 
 
@@ -126,11 +122,11 @@ def test_comparison_tells_two_runs_apart(four):
         ((), "muon"),
     ],
 )
-def test_settings_do_on_four_devices_what_they_do_on_one(settings, optimizer):
+def test_settings_have_the_same_effect_on_four_devices(settings, optimizer):
     plans = [Plan(d, optimizer, settings) for d in ("one", "all", "model:2")]
-    (one,), (parts,), (cut,) = run_in_turn(plans, [forced(4)])
-    check_same(parts, one)
-    check_same(cut, one)
+    (one,), (parallel,), (split,) = run_in_turn(plans, [forced_devices(4)])
+    check_same(parallel, one)
+    check_same(split, one)
 
 
 def test_two_processes_compute_what_one_device_does(four, tmp_path):
@@ -139,8 +135,8 @@ def test_two_processes_compute_what_one_device_does(four, tmp_path):
         Plan("auto", keras_file=str(path)),
         Plan("model:2", own_part=True),
     ]
-    whole, cut = run_in_turn(plans, environments(**forced(2)))
-    for results, replicas in ((whole, 4), (cut, 2)):
+    whole, split = run_in_turn(plans, environments(**forced_devices(2)))
+    for results, replicas in ((whole, 4), (split, 2)):
         for process, result in enumerate(results):
             check_same(result, four["one"])
             facts = result.facts
@@ -182,7 +178,7 @@ def test_process_0_that_ends_itself_ends_the_other_with_its_code():
 
 @pytest.mark.slow
 def test_predict_gives_all_predictions_to_each_process():
-    for child in start("predict", environments(**forced(2))):
+    for child in start("predict", environments(**forced_devices(2))):
         said = child.communicate(timeout=120)[0]
         assert child.returncode == 0, said
         assert "predictions are those of one device" in said
@@ -202,7 +198,7 @@ def test_process_that_does_not_answer_ends_the_other():
         second.communicate()
 
 
-def test_process_that_never_comes_ends_the_other():
+def test_process_that_never_starts_ends_the_other():
     settings = environments()
     (first,) = start("alone", settings[:1])
     said = first.communicate(timeout=120)[0]
@@ -243,7 +239,7 @@ def test_model_n_must_divide_the_devices():
         pass
 
 
-def test_scope_puts_the_former_distribution_back():
+def test_scope_restores_the_previous_distribution():
     from keras_vit.train import distribution
 
     former = keras.distribution.DataParallel(devices=["cpu:0"])

@@ -1,11 +1,9 @@
-"""How weights are cut: the patterns here, and what they do to a model in a child with four devices.
+"""How weights are split: the patterns, and their effect on a model on four devices.
 
-The functions `on_four_devices_...` run in the child, which is this file as a program.
+The functions `on_four_devices_...` run in a child process, which is this file as a program.
 """
 
 import json
-import os
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from processes import forced_devices, run_together
 
 import keras_vit
 
@@ -27,7 +26,7 @@ TINY = {
     "mlp_dim": 28,
     "num_classes": 3,
 }
-# Enough configs to meet every weight that a ViT can have.
+# Together these configs have every weight that a ViT can have.
 CONFIGS = [
     {},
     {"num_registers": 3, "layer_scale": 1e-5, "qk_norm": True, "representation_size": 12},
@@ -40,7 +39,7 @@ CONFIGS = [
 ]
 
 
-def cut_model(mesh, **fields):
+def split_model(mesh, **fields):
     from keras_vit.train.distribution import model_parallel
 
     keras.distribution.set_distribution(model_parallel.ModelParallel(mesh))
@@ -60,10 +59,10 @@ def no_distribution():
 
 
 @pytest.mark.parametrize("fields", CONFIGS)
-def test_patterns_fit_what_each_config_has(fields):
+def test_patterns_match_the_weights_of_each_config(fields):
     from keras_vit.train.distribution import model_parallel
 
-    model = cut_model(mesh(model=1), **fields)
+    model = split_model(mesh(model=1), **fields)
     model_parallel.check_layouts(model, mesh(model=1))
     keys = model_parallel.layout_map(mesh(model=1))
     large = [w for w in model.weights if len(w.shape) > 1 and np.prod(w.shape) > 200]
@@ -71,17 +70,17 @@ def test_patterns_fit_what_each_config_has(fields):
     assert all(keys[w.path] is not None for w in large)
 
 
-def test_check_tells_a_pattern_that_fits_nothing(monkeypatch):
+def test_check_names_a_pattern_that_matches_nothing(monkeypatch):
     from keras_vit.train.distribution import model_parallel
 
-    model = cut_model(mesh(model=1))
+    model = split_model(mesh(model=1))
     wrong = {"(?:.*/)?encoder_block_\\d+/mlp/dense_3/kernel": ((None, "model"), "mlp_dim")}
     monkeypatch.setattr(model_parallel, "_RULES", {**model_parallel._RULES, **wrong})
     with pytest.raises(ValueError, match=r"must fit a weight.*dense_3/kernel"):
         model_parallel.check_layouts(model, mesh(model=1))
 
 
-def test_lora_is_cut_by_heads():
+def test_lora_is_split_by_heads():
     from keras_vit.train.distribution import model_parallel
 
     keras.distribution.set_distribution(model_parallel.ModelParallel(mesh(model=1)))
@@ -109,7 +108,7 @@ def test_lora_is_cut_by_heads():
 
 
 def on_four_devices_each_device_holds_a_quarter():
-    model = cut_model(mesh(), representation_size=12)
+    model = split_model(mesh(), representation_size=12)
     held = {w.path: w.value.sharding.shard_shape(tuple(w.shape)) for w in model.weights}
     assert held["encoder_block_1/attention/query/kernel"] == (20, 1, 5)
     assert held["encoder_block_1/attention/value/bias"] == (1, 5)
@@ -124,7 +123,7 @@ def on_four_devices_each_device_holds_a_quarter():
     assert held["encoder_norm/gamma"] == (20,)
 
 
-def on_four_devices_undivided_sizes_are_named():
+def on_four_devices_sizes_that_do_not_divide_are_named():
     for field, value, size in (
         ("num_heads", 5, 5),
         ("mlp_dim", 30, 30),
@@ -132,11 +131,11 @@ def on_four_devices_undivided_sizes_are_named():
         ("representation_size", 10, 10),
     ):
         with pytest.raises(ValueError, match=f"{field} must be a multiple of 4.*{field}={size},"):
-            cut_model(mesh(), **{field: value, **({"num_heads": 3} if field == "width" else {})})
-    cut_model(mesh(), num_classes=7)  # any number of classes will do
+            split_model(mesh(), **{field: value, **({"num_heads": 3} if field == "width" else {})})
+    split_model(mesh(), num_classes=7)  # any number of classes is allowed
 
 
-def on_four_devices_state_of_optimizers_is_cut():
+def on_four_devices_state_of_optimizers_is_split():
     from keras_vit.train import Muon
     from keras_vit.train.distribution import model_parallel
 
@@ -145,10 +144,10 @@ def on_four_devices_state_of_optimizers_is_cut():
         lambda: Muon(weight_decay=0.1),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(momentum=0.9)),
     ):
-        model = cut_model(mesh(2, 2))
+        model = split_model(mesh(2, 2))
         model.compile(make(), "mse")
         model.optimizer.build(model.trainable_variables)
-        # 20 * 20 values are the smallest kernel of a block.
+        # The smallest kernel of a block has 20 * 20 values.
         model_parallel.check_layouts(model, mesh(2, 2), whole=399)
         kernels = [v for v in model.optimizer.variables if np.prod(v.shape) > 399]
         assert len(kernels) >= 12
@@ -156,10 +155,10 @@ def on_four_devices_state_of_optimizers_is_cut():
             assert np.prod(v.value.sharding.shard_shape(tuple(v.shape))) * 2 == np.prod(v.shape)
 
 
-def on_four_devices_what_is_whole_is_found():
+def on_four_devices_unsplit_state_is_found():
     from keras_vit.train.distribution import model_parallel
 
-    model = cut_model(mesh())
+    model = split_model(mesh())
     model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     model.optimizer.build(model.trainable_variables)
     model_parallel.check_layouts(model, mesh(), whole=399)
@@ -170,10 +169,10 @@ def on_four_devices_what_is_whole_is_found():
     assert model_parallel.unsplit([extra], 4, 560) == []
 
 
-def on_four_devices_embeddings_leave_the_residual_stream_whole():
+def on_four_devices_embeddings_do_not_split_the_residual_stream():
     import jax
 
-    model = cut_model(mesh(2, 2))
+    model = split_model(mesh(2, 2))
     tokens = keras.Model(model.inputs, model.get_layer("position_embedding").output)
     values = [v.value for v in tokens.trainable_variables]
     rest = [v.value for v in tokens.non_trainable_variables]
@@ -182,7 +181,7 @@ def on_four_devices_embeddings_leave_the_residual_stream_whole():
     for _ in range(2):
         out = jax.jit(lambda *a: tokens.stateless_call(*a)[0])(values, rest, images)
         held.append(out.sharding.shard_shape(out.shape))
-        # Negative control: without the layout of that output the tokens are cut by the width.
+        # Negative control: without the layout of that output, the tokens are split by width.
         layouts = keras.distribution.distribution()._layout_map
         for key in [key for key in layouts if key.endswith("/output")]:
             del layouts[key]
@@ -208,18 +207,11 @@ def main():
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
-    """What went wrong in each function of the child."""
-    root = Path(__file__).parents[3]
+    """The error of each function in the child, or None."""
     out = tmp_path_factory.mktemp("layout") / "errors.json"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-    }
     command = [sys.executable, __file__, str(out)]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert child.returncode == 0, child.stderr[-3000:]
+    ((code, said),) = run_together([command], [forced_devices(4)])
+    assert code == 0, said[-3000:]
     return json.loads(out.read_text())
 
 

@@ -1,4 +1,4 @@
-"""A whole recipe in two processes, started as the docs say, is the recipe in one."""
+"""A whole recipe in two processes, started as the docs say, does the same as in one."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = [
     "run.steps=40",
-    "run.batch_size=72",  # 360 test pictures are whole batches of it, and not of the 50 below
+    "run.batch_size=72",  # divides the 360 test images; the 50 below does not
     "evaluation.batch_size=50",
     "optimizer.name=sgd",
     "optimizer.learning_rate=0.05",
@@ -36,7 +36,7 @@ SETTINGS = [
 
 
 def free_ports():
-    """The first of two free ports that follow one another."""
+    """The first of two consecutive free ports."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ def free_ports():
 
 
 def run(folder, processes, *more):
-    """Ends with the weights, the log and what was printed."""
+    """The weights, the log and the output of a run."""
     settings = [part for one in (*SETTINGS, *more) for part in ("--set", one)]
     command = ["--recipe", "digits", "--workdir", str(folder), *settings]
     several = [str(trainee.ROOT / "training/cluster/local.sh"), str(processes)]
@@ -69,7 +69,7 @@ def run(folder, processes, *more):
     return {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}, log, done.stdout
 
 
-def test_two_processes_run_a_recipe_as_one_does(tmp_path):
+def test_recipe_in_two_processes_equals_one_process(tmp_path):
     one, one_log, _ = run(tmp_path / "one", 1)
     two, two_log, said = run(tmp_path / "two", 2)
     assert "2 parts of 2 processes" in said and "36 a device" in said

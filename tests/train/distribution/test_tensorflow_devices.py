@@ -1,16 +1,13 @@
 """TensorFlow on several devices: two logical CPUs, and two processes on loopback."""
 
 import json
-import os
 import socket
-import subprocess
 import sys
 
 import keras
 import numpy as np
 import pytest
-import trainee
-from processes import environments
+from processes import environments, run_together
 from trainee import Plan, check_same, run_in_turn
 
 import keras_vit
@@ -27,7 +24,7 @@ pytestmark = pytest.mark.only_on("tensorflow")
 
 EMA = ("optimizer.ema_momentum=0.9",)
 
-# What two processes do. Each says in JSON what it has seen; then process 1 is killed in training.
+# The program of two processes. Each prints what it found as JSON; then process 1 is killed.
 PAIR = """
 import contextlib, json, os, signal, sys, time
 from keras_vit.train import distribution
@@ -73,28 +70,13 @@ with contextlib.ExitStack() as stack:
 
 
 def run_pair(what, **extra):
-    environment = {**os.environ, "PYTHONPATH": str(trainee.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", PAIR, what],
-            env={**environment, **extra, **own},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for own in environments()
-    ]
-    try:
-        return [(child.communicate(timeout=200)[0], child.returncode) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    """The exit code and the output of each of the two processes."""
+    return run_together([[sys.executable, "-c", PAIR, what]] * 2, environments(**extra), 200)
 
 
 @pytest.fixture(scope="module")
 def local():
-    """One device, and two logical CPUs, in one process."""
+    """Runs of one device and of two logical CPUs, in one process."""
     plans = {
         "one": Plan(logical_cpus=2),
         "two": Plan("all", logical_cpus=2),
@@ -110,7 +92,7 @@ def local():
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Two processes, three times; and the file that the first of them saved."""
+    """Three runs of two processes, and the file that the first of them saved."""
     file = tmp_path_factory.mktemp("saved") / "model.keras"
     plans = {
         "own part": Plan("auto", own_part=True, keras_file=str(file)),
@@ -149,7 +131,7 @@ def test_two_processes_train_as_one_device_does(local, several, name, reference)
         assert result.facts == facts
 
 
-def test_the_saved_model_is_the_trained_one(several):
+def test_saved_model_is_the_trained_one(several):
     results, file = several
     assert [path.name for path in file.parent.iterdir()] == ["model.keras"]
     saved = keras.saving.load_model(file)
@@ -164,8 +146,8 @@ def test_the_saved_model_is_the_trained_one(several):
     assert max(apart) > 1e-3
 
 
-def test_a_process_that_dies_ends_the_other_with_a_message():
-    (said, code), (_, killed) = run_pair("die", DISTRIBUTION_PEER_SECONDS="10")
+def test_process_that_dies_ends_the_other_with_a_message():
+    (code, said), (killed, _) = run_pair("die", DISTRIBUTION_PEER_SECONDS="10")
     assert killed == -9
     assert code == 1, said[-3000:]
     assert "ConnectionError: process 0 of 2 has lost another one" in said
@@ -176,15 +158,15 @@ def test_a_process_that_dies_ends_the_other_with_a_message():
 
 
 @pytest.mark.slow
-def test_a_process_that_lives_and_does_not_come_ends_the_other():
-    (said, code), _ = run_pair("late", DISTRIBUTION_WAIT_SECONDS="8")
+def test_process_that_is_late_ends_the_other():
+    (code, said), _ = run_pair("late", DISTRIBUTION_WAIT_SECONDS="8")
     assert code == 1, said[-3000:]
     assert "did not reach a step within 8 seconds (DISTRIBUTION_WAIT_SECONDS)" in said
 
 
 @pytest.mark.slow
-def test_keras_still_needs_to_be_corrected():
-    for said, _ in run_pair("uncorrected", DISTRIBUTION_PEER_SECONDS="10"):
+def test_keras_still_needs_the_correction():
+    for _, said in run_pair("uncorrected", DISTRIBUTION_PEER_SECONDS="10"):
         if "FITTED" in said:
             pytest.fail(
                 f"Keras {keras.__version__} no longer needs tensorflow_trainer_fixes.py: remove it"
@@ -192,7 +174,7 @@ def test_keras_still_needs_to_be_corrected():
         assert "Attempt to convert a value (PerReplica" in said, said[-3000:]
 
 
-def test_correction_is_taken_back():
+def test_correction_is_undone():
     def parts():
         trainer = tensorflow_trainer_fixes.trainer
         build = trainer.TensorFlowTrainer._maybe_symbolic_build
@@ -209,7 +191,7 @@ def test_correction_is_taken_back():
 
 
 @pytest.mark.parametrize("version", ["3.15.1", "3.16.0.dev0"])
-def test_correction_leaves_what_it_does_not_know(monkeypatch, caplog, version):
+def test_correction_leaves_unknown_functions_unchanged(monkeypatch, caplog, version):
     monkeypatch.setattr(
         tensorflow_trainer_fixes.trainer, "reduce_per_replica", lambda values: values
     )
@@ -222,7 +204,7 @@ def test_correction_leaves_what_it_does_not_know(monkeypatch, caplog, version):
     assert ("left to it, uncorrected" in caplog.text) != known_wrong
 
 
-def test_a_port_in_use_is_an_error(monkeypatch):
+def test_port_in_use_is_an_error(monkeypatch):
     with socket.create_server(("", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"
         config = {
@@ -237,16 +219,16 @@ def test_a_port_in_use_is_an_error(monkeypatch):
             pass
 
 
-def test_a_process_that_never_comes_is_named(monkeypatch):
+def test_process_that_never_starts_is_named(monkeypatch):
     monkeypatch.setenv("DISTRIBUTION_START_SECONDS", "1")
-    # Nothing serves these.
+    # Nothing listens there.
     workers = json.loads(environments()[0]["TF_CONFIG"])["cluster"]["worker"]
     missing = r"process 0 of 2 has not met process 1 \(127.0.0.1:\d+\) within 1 seconds"
     with pytest.raises(ConnectionError, match=missing):
         tensorflow._meet(Cluster(tuple(workers), 2, 0, "TF_CONFIG"))
 
 
-def test_what_fails_under_a_strategy_is_refused():
+def test_settings_that_fail_under_a_strategy_are_refused():
     devices = tensorflow.TensorFlowDevices(tf.distribute.MirroredStrategy(["CPU:0"]))
     assert devices.jit_compile() is False
     with pytest.raises(ValueError, match="jit_compile must not be True"):
@@ -258,7 +240,7 @@ def test_what_fails_under_a_strategy_is_refused():
         devices.prepare(model)
 
 
-def test_a_process_with_several_devices_gives_each_its_part_in_order():
+def test_process_with_several_devices_splits_its_batches_in_order():
     whole = tf.data.Dataset.from_tensor_slices((np.arange(12), np.arange(24).reshape(12, 2)))
     parts = list(tensorflow._split(whole.batch(6), 3).as_numpy_iterator())
     assert [x.tolist() for x, _ in parts] == [[2 * n, 2 * n + 1] for n in range(6)]
@@ -302,7 +284,7 @@ def test_processes_agree_on_a_seed(monkeypatch, seeds, taken):
     assert given == [taken] * bool(taken)
 
 
-def test_alone_leaves_the_strategy_for_a_while():
+def test_alone_leaves_the_strategy_temporarily():
     devices = tensorflow.TensorFlowDevices(tf.distribute.MirroredStrategy(["CPU:0"]))
     with devices.active():
         assert tf.distribute.get_strategy() is devices.strategy

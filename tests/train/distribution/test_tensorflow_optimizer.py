@@ -1,12 +1,9 @@
-"""Optimizers under tf.distribute are what they are on one device.
+"""Optimizers under tf.distribute do the same as on one device.
 
 The numbers come from `strategy_steps`, a program that compares two devices with one.
 """
 
 import json
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import trainee
+from processes import environments, run_together
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -27,21 +25,13 @@ STEPS = Path(__file__).with_name("strategy_steps.py")
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Differences between two devices and one, of two optimizers and of a `fit`."""
+    """The differences between two devices and one, for two optimizers and a `fit`."""
     return _compare(tmp_path_factory.mktemp("steps") / "out.json", "adamw", "lamb", "fit")
 
 
 def _compare(out, *cases):
-    environment = {**os.environ, "PYTHONPATH": str(trainee.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    child = subprocess.run(
-        [sys.executable, STEPS, out, *cases],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
+    ((code, said),) = run_together([[sys.executable, STEPS, out, *cases]])
+    assert code == 0, said[-3000:]
     return json.loads(out.read_text())
 
 
@@ -56,7 +46,7 @@ def _check_overflow(case):
     assert case["dynamic_scale"] == 2.0**15 * 2 / 2 * 2 * 2
 
 
-def test_accumulation_clip_average_and_scale_are_those_of_one_device(compared):
+def test_accumulation_clip_average_and_scale_agree_with_one_device(compared):
     _check(compared["adamw"])
     _check_overflow(compared["adamw"])
 
@@ -65,7 +55,7 @@ def test_keras_alone_cannot_accumulate(compared):
     assert "merge_call" in compared["adamw, Keras alone"]
 
 
-def test_clip_and_scale_without_accumulation_are_those_of_one_device(compared):
+def test_clip_and_scale_without_accumulation_agree_with_one_device(compared):
     _check(compared["lamb"])
     _check_overflow(compared["lamb"])
 
@@ -75,7 +65,7 @@ def test_keras_alone_clips_each_replica_and_misses_an_overflow(compared):
     assert compared["lamb, Keras alone"]["apart"] == float("inf")
 
 
-def test_run_goes_on_with_another_number_of_devices(compared):
+def test_run_resumes_with_another_number_of_devices(compared):
     assert compared["adamw, moved"]["apart"] < 1e-6, compared["adamw, moved"]
 
 
@@ -87,7 +77,7 @@ def test_fit_in_half_precision_skips_a_bad_batch_everywhere(compared):
 
 
 @pytest.mark.slow
-def test_sgd_and_muon_are_those_of_one_device(tmp_path):
+def test_sgd_and_muon_agree_with_one_device(tmp_path):
     compared = _compare(tmp_path / "out.json", "sgd", "muon")
     _check(compared["sgd"])
     _check(compared["muon"])
@@ -102,24 +92,13 @@ def test_two_workers_accumulate_clip_and_average_as_one_device():
         "optimizer.ema_momentum=0.9",
     )
     (one,) = trainee.run(trainee.Plan(settings=settings))
-    workers = trainee.run(trainee.Plan("auto", settings=settings), _two_workers())
+    workers = trainee.run(trainee.Plan("auto", settings=settings), environments())
     for worker in workers:
         trainee.check_same(worker, one)
     assert [worker.facts["processes"] for worker in workers] == [2, 2]
 
 
-def _two_workers():
-    with socket.socket() as first, socket.socket() as second:
-        addresses = []
-        for one in (first, second):
-            one.bind(("127.0.0.1", 0))
-            addresses.append(f"127.0.0.1:{one.getsockname()[1]}")
-    cluster = {"worker": addresses}
-    tasks = [{"type": "worker", "index": index} for index in range(2)]
-    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
-
-
-def test_for_strategy_leaves_what_keras_does_right():
+def test_for_strategy_keeps_optimizers_that_keras_handles():
     optimizer = keras.optimizers.AdamW(0.1, use_ema=True)
     assert for_strategy(optimizer) is optimizer
     assert type(optimizer) is keras.optimizers.AdamW
@@ -141,7 +120,7 @@ def test_for_strategy_scales_the_loss_once():
     assert for_strategy(optimizer, loss_scale=True) is optimizer
 
 
-def test_for_strategy_refuses_an_optimizer_made_elsewhere():
+def test_for_strategy_refuses_an_optimizer_from_outside_the_scope():
     optimizer = keras.optimizers.SGD(0.1, clipnorm=1.0)
     with (
         tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
@@ -171,7 +150,7 @@ def test_saved_model_opens_with_the_optimizer_of_keras(tmp_path):
     model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
     optimizer = for_strategy(keras.optimizers.SGD(0.1, global_clipnorm=1.0), loss_scale=True)
     model.compile(optimizer, "mse")
-    model.fit(np.ones((4, 2)), np.zeros((4, 3)), verbose=0)  # without a strategy too
+    model.fit(np.ones((4, 2)), np.zeros((4, 3)), verbose=0)  # also without a strategy
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras").optimizer
     assert type(again) is keras.optimizers.LossScaleOptimizer

@@ -1,4 +1,4 @@
-"""Several processes on torch; torch_cases.py is what they do."""
+"""Several processes on torch; torch_cases.py has their programs."""
 
 import json
 import os
@@ -11,15 +11,17 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from torch_cases import CASES, ROOT, environments, free_port, run
+import trainee
+from processes import TESTS, environments
+from torch_cases import CASES, run
 
 pytestmark = pytest.mark.only_on("torch")
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """What each of two processes found, see `compare`."""
-    codes, said, found = run("compare", tmp_path_factory.mktemp("c"), environments(free_port()))
+    """What `compare` found in each of two processes."""
+    codes, said, found = run("compare", tmp_path_factory.mktemp("c"), environments())
     assert codes == [0, 0], said[0][-3000:] + said[1][-3000:]
     return found
 
@@ -29,11 +31,11 @@ def test_two_processes_compute_what_one_does(compared, name):
     tolerance = 1e-3 if name == "overflow" else 1e-5  # float16
     for found in compared:
         assert found[name] <= tolerance
-        assert found["control"] > 5e-5  # another learning rate by 0.2 %
+        assert found["control"] > 5e-5  # the negative control: a learning rate 0.2 % lower
 
 
 def test_two_processes_overflow_of_one_is_skipped_by_all(compared):
-    assert [found["scale"] for found in compared] == [2.0**14] * 2  # half of what Keras begins with
+    assert [found["scale"] for found in compared] == [2.0**14] * 2  # half of Keras' initial scale
 
 
 def test_two_processes_dropout_masks_differ_and_states_do_not(compared):
@@ -45,7 +47,7 @@ def test_two_processes_dropout_masks_differ_and_states_do_not(compared):
     assert states == [[3, 3], [3, 3]]
 
 
-def test_two_processes_begin_with_the_weights_and_order_of_the_first(compared):
+def test_two_processes_start_with_the_weights_and_order_of_the_first(compared):
     assert [found["strangers"] for found in compared] == [0, 0]
 
 
@@ -59,7 +61,7 @@ def test_torch_devices_facts(compared):
         assert found["gathered"][3] == [[[True] * 3] * 2] * 2
 
 
-def test_torch_devices_refuse_what_one_device_would_not_do(compared):
+def test_torch_devices_refuse_what_differs_from_one_device(compared):
     for found in compared:
         assert found["others"].startswith("a batch must be the same on all processes")
         assert found["sizes"].endswith("samples of 0: 4, 1: 5")
@@ -67,31 +69,32 @@ def test_torch_devices_refuse_what_one_device_would_not_do(compared):
         assert found["jit in fit"] == found["jit"]
 
 
-def test_scope_gives_keras_its_steps_back(compared):
+def test_scope_restores_the_steps_of_keras(compared):
     assert [found["after"] for found in compared] == [0, 0]
 
 
 def test_killed_process_ends_the_other(tmp_path):
-    codes, said, _ = run("die", tmp_path, environments(free_port()))  # PEER_SECONDS is 600
+    codes, said, _ = run("die", tmp_path, environments())  # PEER_SECONDS is 600
     assert codes == [1, -signal.SIGKILL]
     assert "ConnectionError: process 0 of 2 has lost another one" in said[0]
 
 
-def test_process_that_never_comes_is_named(tmp_path):
-    settings = environments(free_port(), 3, DISTRIBUTION_START_SECONDS="2")[:1]
+def test_process_that_never_starts_is_named(tmp_path):
+    settings = environments(3, DISTRIBUTION_START_SECONDS="2")[:1]
     codes, said, (seconds,) = run("wait", tmp_path, settings)
     assert codes == [1]
     assert "process 1, 2 of 3 did not come within 2 seconds" in said[0]
     assert seconds >= 2
 
 
-def test_port_in_use_is_said(monkeypatch):
+def test_port_in_use_is_an_error(monkeypatch):
     from keras_vit.train import distribution
 
     with socket.socket() as server:
         server.bind(("", 0))
         server.listen()
-        for name, value in environments(server.getsockname()[1])[0].items():
+        taken = {"MASTER_PORT": str(server.getsockname()[1])}
+        for name, value in (environments()[0] | taken).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(OSError, match="another program uses it"), distribution.scope():
             pass
@@ -121,8 +124,6 @@ def test_scope_without_processes_is_one_device(monkeypatch):
 
 @pytest.mark.slow
 def test_recipes_by_hand_and_by_torchrun_match_one_process(tmp_path):
-    import trainee
-
     import keras_vit  # noqa: F401  its class is in the saved file
 
     plans = [trainee.Plan(), trainee.Plan(optimizer="adamw")]
@@ -131,7 +132,7 @@ def test_recipes_by_hand_and_by_torchrun_match_one_process(tmp_path):
         trainee.Plan("auto", keras_file=str(tmp_path / "two.keras")),
         trainee.Plan("auto", "adamw", own_part=True),
     ]
-    by_hand = trainee.run_in_turn(two, environments(free_port()))
+    by_hand = trainee.run_in_turn(two, environments())
     for results, wanted in zip(by_hand, (sgd, adamw), strict=True):
         for process, result in enumerate(results):
             trainee.check_same(result, wanted)
@@ -145,11 +146,12 @@ def test_recipes_by_hand_and_by_torchrun_match_one_process(tmp_path):
     fields = json.dumps([trainee.dataclasses.asdict(trainee.Plan("auto", own_part=True))])
     out = str(tmp_path / "torchrun")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    torchrun += [f"--master-port={free_port()}", "--no-python", "sh", "-c"]
+    port = environments()[0]["MASTER_PORT"]
+    torchrun += [f"--master-port={port}", "--no-python", "sh", "-c"]
     torchrun += ['exec "$0" "$1" "$2" "$3$RANK.npz"', sys.executable, trainee.__file__, fields, out]
     done = subprocess.run(
         torchrun,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -157,6 +159,5 @@ def test_recipes_by_hand_and_by_torchrun_match_one_process(tmp_path):
     )
     for process in range(2):
         path = Path(f"{out}{process}.npz")
-        log = tmp_path / "torchrun.log"
-        log.write_text(done.stdout + done.stderr)
-        trainee.check_same(trainee._result(done.returncode, log, path), sgd)
+        result = trainee.read_result(done.returncode, done.stdout + done.stderr, path)
+        trainee.check_same(result, sgd)

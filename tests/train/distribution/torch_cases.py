@@ -1,54 +1,23 @@
-"""What several processes on torch do, for the tests here: `run` starts them and reads them."""
+"""Programs for several processes on torch: `run` starts them and reads their results."""
 
-import contextlib
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import keras
 import numpy as np
-
-ROOT = Path(__file__).parents[3]
-
-
-def environments(port, processes=2, **more):
-    """What torchrun would set, for processes that are started by hand."""
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"OMP_NUM_THREADS": "1", **more}
-    return [{**shared, "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(processes)]
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+from processes import run_together
 
 
 def run(what, folder, settings, timeout=240):
-    """Return code, output and file of each process."""
-    children = []
-    try:
-        for n, extra in enumerate(settings):
-            command = [sys.executable, __file__, what, str(folder / f"{n}.json")]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), **extra}
-            with (folder / f"{n}.log").open("wb") as log:
-                children.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        codes = [child.wait(timeout) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    said = [(folder / f"{n}.log").read_text(errors="replace") for n in range(len(settings))]
-    written = []
-    for n in range(len(settings)):
-        with contextlib.suppress(FileNotFoundError):
-            written.append(json.loads((folder / f"{n}.json").read_text()))
-    return codes, said, written
+    """The exit code, the output and the file of each process."""
+    outs = [folder / f"{number}.json" for number in range(len(settings))]
+    commands = [[sys.executable, __file__, what, str(out)] for out in outs]
+    codes, said = zip(*run_together(commands, settings, timeout), strict=True)
+    return list(codes), said, [json.loads(out.read_text()) for out in outs if out.exists()]
 
 
 # -- what the processes do
@@ -78,7 +47,7 @@ def compiled(model, optimizer, **more):
 
 
 def trained(model, x, y, **more):
-    """Losses and metrics of each step and of an evaluation, and every weight."""
+    """The losses and metrics of each step and of an evaluation, and every weight."""
     rows = []
     each = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: rows.append([float(v) for v in logs.values()])
@@ -105,7 +74,7 @@ def weighted():
 
 
 def summed():
-    """A loss that is no mean, a penalty on weights, two outputs, and a weight without a use."""
+    """A loss that is a sum, a penalty on weights, two outputs, and an unused weight."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((24, 16, 1))
     layer = WithSpare(5, kernel_regularizer=keras.regularizers.L2(0.01), name="hidden")
@@ -119,7 +88,7 @@ def summed():
 
 
 class WithSpare(keras.layers.Dense):
-    """Has a weight that it does not use."""
+    """A Dense layer with a weight that it does not use."""
 
     def build(self, input_shape):
         super().build(input_shape)
@@ -127,7 +96,7 @@ class WithSpare(keras.layers.Dense):
 
 
 def frozen():
-    """The head alone, then everything."""
+    """Trains only the head, then everything."""
     x, y = numbers()
     model = compiled(vit(), keras.optimizers.SGD(0.05))
     frozen_layers = [layer for layer in model.layers if layer.name != "head"]
@@ -142,7 +111,7 @@ def frozen():
 
 
 def overflow():
-    """A picture that is too large for float16, in the second half of the second batch."""
+    """An image with values too large for float16, in the second half of the second batch."""
     x, y = numbers()
     x[13] = 1e6
     model = compiled(vit("mixed_float16"), keras.optimizers.SGD(0.05))
@@ -169,7 +138,7 @@ CASES = {
 
 
 def apart(one, other):
-    """The largest difference of two results, the biases of keys left out."""
+    """The largest difference of two results, without the biases of keys."""
     assert one.keys() == other.keys()
     return max(
         float(np.abs(np.asarray(one[k], "float64") - np.asarray(other[k], "float64")).max())
@@ -179,7 +148,7 @@ def apart(one, other):
 
 
 def own_parts(devices):
-    """As "sgd", but from datasets of each process' part."""
+    """Like "sgd", but each process makes a dataset of its own part."""
     x, y = numbers()
     model = compiled(vit(), keras.optimizers.SGD(0.05))
     mine = [tuple(a[i : i + 8][devices.process * 4 :][:4] for a in (x, y)) for i in range(0, 32, 8)]
@@ -201,7 +170,7 @@ def message(function, kind):
 
 
 class Marks(keras.layers.Layer):
-    """Keeps what dropout let through."""
+    """Records what dropout kept."""
 
     def __init__(self):
         super().__init__()
@@ -217,7 +186,7 @@ class Marks(keras.layers.Layer):
 
 
 def masks(devices):
-    """The masks of dropout in three steps of every process, and the states after them."""
+    """The dropout masks of three steps in every process, and the states after them."""
     marks = Marks()
     model = keras.Sequential([marks])
     model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -228,7 +197,7 @@ def masks(devices):
 
 
 def strangers(devices):
-    """Weights, and arrays that `fit` shuffles, where each process has another seed."""
+    """How far the weights differ after `fit` shuffled arrays, with another seed in each process."""
     keras.utils.set_random_seed(devices.process)
     model = keras.Sequential([keras.Input((384,)), keras.layers.Dense(3)])
     model.compile("sgd", "mse")

@@ -1,21 +1,20 @@
-"""A training run in processes of its own, for the tests here: `run` starts them and reads them.
+"""A training run in separate processes: `run` starts them and reads their results.
 
-Every run trains the same tiny ViT on the same numbers, dropout off, so that all of them can be
-compared: a process writes its losses after each step, an evaluation of 21 samples in batches of 8,
+Every run trains the same tiny ViT on the same numbers without dropout, so that runs can be
+compared. A process writes its loss after each step, an evaluation of 21 samples in batches of 8,
 and every weight.
 """
 
 import contextlib
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from processes import run_together
 
 ROOT = Path(__file__).parents[3]
 BATCH, STEPS, TESTS = 8, 5, 21
@@ -23,21 +22,21 @@ BATCH, STEPS, TESTS = 8, 5, 21
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a process does."""
+    """The run of a process."""
 
     devices: str = "one"
     optimizer: str = "sgd"  # a name of keras_vit.train.recipe.Optimizer
     settings: tuple[str, ...] = ()  # as --set takes them, for example "optimizer.accumulate=2"
     logical_cpus: int = 1  # TensorFlow's; JAX has XLA_FLAGS
-    own_part: bool = False  # feed each process its part only, through devices.distribute
+    own_part: bool = False  # each process feeds only its part, through devices.distribute
     keras_file: str | None = None  # the chief saves the model there
 
 
 @dataclasses.dataclass
 class Result:
-    """What one process wrote, and said."""
+    """What one process wrote and printed."""
 
-    code: int
+    code: int | None
     said: str
     losses: np.ndarray | None = None
     evaluation: np.ndarray | None = None  # loss and accuracy
@@ -55,49 +54,28 @@ def run(
 def run_in_turn(
     plans: Sequence[Plan], environments: Sequence[dict[str, str]] = ({},), timeout: float = 240
 ) -> list[list[Result]]:
-    """As `run`, but the processes run one plan after the other, and load Keras once.
+    """Like `run`, but the processes run several plans in turn and load Keras once.
 
     Returns:
         For each plan the results of the processes.
     """
+    fields = json.dumps([dataclasses.asdict(plan) for plan in plans])
     with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for number, extra in enumerate(environments):
-            outs = [Path(folder, f"{number}_{i}.npz") for i in range(len(plans))]
-            log = Path(folder, f"{number}.log")
-            fields = json.dumps([dataclasses.asdict(plan) for plan in plans])
-            command = [sys.executable, __file__, fields, *map(str, outs)]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            with log.open("wb") as file:
-                child = subprocess.Popen(
-                    command, env={**environment, **extra}, stdout=file, stderr=subprocess.STDOUT
-                )
-            children.append((child, log, outs))
-        try:
-            codes = [_wait(child, timeout) for child, _, _ in children]
-            return [
-                [
-                    _result(code, log, outs[i])
-                    for code, (_, log, outs) in zip(codes, children, strict=True)
-                ]
-                for i in range(len(plans))
-            ]
-        finally:
-            for child, _, _ in children:
-                child.kill()
-                child.wait()
+        outs = [
+            [Path(folder, f"{number}_{i}.npz") for i in range(len(plans))]
+            for number in range(len(environments))
+        ]
+        commands = [[sys.executable, __file__, fields, *map(str, mine)] for mine in outs]
+        ended = run_together(commands, environments, timeout)
+        return [
+            [read_result(*one, mine[i]) for one, mine in zip(ended, outs, strict=True)]
+            for i in range(len(plans))
+        ]
 
 
-def _wait(child, timeout):
-    try:
-        return child.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return -1
-
-
-def _result(code, log, out):
-    said = log.read_text(errors="replace")
-    if code or not out.exists():
+def read_result(code: int | None, said: str, out: Path) -> Result:
+    """The result of a process from its exit code, its output and its file."""
+    if code != 0 or not out.exists():
         return Result(code, said)
     with np.load(out) as file:
         arrays = dict(file)
@@ -112,9 +90,9 @@ def _result(code, log, out):
 
 
 def check_same(result: Result, reference: Result, tolerance: float = 1e-5) -> None:
-    """Fails where a run is not what one device makes of the same batches.
+    """Fails if a run differs from the run of one device on the same batches.
 
-    The bias of the keys is left out: its true gradient is zero, and AdamW divides noise by noise.
+    The bias of the keys is not compared: its true gradient is zero, so AdamW amplifies noise.
     """
     assert result.code == 0, result.said[-3000:]
     np.testing.assert_allclose(result.losses, reference.losses, rtol=tolerance, atol=tolerance)
@@ -130,7 +108,7 @@ def check_same(result: Result, reference: Result, tolerance: float = 1e-5) -> No
 
 
 def main(plan: Plan, out: str) -> None:
-    """What a process does."""
+    """Runs a plan in this process."""
     if plan.logical_cpus > 1:
         import tensorflow as tf
 
@@ -145,7 +123,7 @@ def main(plan: Plan, out: str) -> None:
 
 
 def train(plan, devices, out):
-    """Builds, fits, evaluates and writes, inside the scope of its devices."""
+    """Builds, trains and evaluates a model in the scope of the devices, and writes the result."""
     import keras
     import tensorflow as tf
 
@@ -189,7 +167,7 @@ def train(plan, devices, out):
     part = BATCH // devices.processes
 
     def dataset(first, number, *more):
-        """Whole batches; or the part of them that belongs to this process."""
+        """Whole batches, or this process' part of them."""
         arrays = (images[first : first + number], targets[first : first + number], *more)
         if not plan.own_part:
             return tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH, drop_remainder=True)
@@ -207,14 +185,14 @@ def train(plan, devices, out):
         shuffle=False,
         verbose=0,
     )
-    # The last batch is filled up with samples of no weight, and the others weigh more for it.
+    # The last batch is padded with samples of weight 0; the other weights are scaled up for it.
     padded = -(-TESTS // BATCH) * BATCH
     weights = np.where(np.arange(padded) < TESTS, padded / TESTS, 0).astype("float32")
     images = np.concatenate([images, images[: padded - TESTS]])
     targets = np.concatenate([targets, targets[: padded - TESTS]])
     found = model.evaluate(dataset(BATCH * STEPS, padded, weights), verbose=0)
     if plan.keras_file and devices.is_chief:
-        # Where devices say so, a model that one process alone makes is that process' own.
+        # Some devices require this for a model that only one process creates.
         with getattr(devices, "alone", contextlib.nullcontext)():
             float32_copy(model).save(plan.keras_file)
     facts = {k: getattr(devices, k) for k in ("kind", "replicas", "processes", "process")}

@@ -1,4 +1,4 @@
-"""One optimizer of a recipe on a tiny model, batch by batch, for the tests of optimizers."""
+"""A recipe's optimizer on a tiny model, batch by batch, for the tests of optimizers."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The factor of each weight; what they do to an optimizer is in test_optimizers.py."""
+"""The factor of each weight. test_optimizer.py tests how optimizers use them."""
 
 import keras
 import pytest
@@ -7,7 +7,7 @@ from conformance import tiny_model
 from keras_vit.train.optim.layer_decay import layer_factors, with_layer_factors
 
 
-def test_layer_factors_are_those_of_beit():
+def test_layer_factors_agree_with_beit():
     model = tiny_model("registers", depth=3)
     factors = layer_factors(model, 0.5)
     wanted = {
@@ -27,7 +27,7 @@ def test_layer_factors_are_those_of_beit():
     assert layer_factors(tiny_model("pre_logits"), 0.5)["pre_logits/kernel"] == 1.0
 
 
-def test_layer_factors_refuse_what_makes_no_sense():
+def test_layer_factors_refuse_wrong_arguments():
     for decay in (0, 1.5):
         with pytest.raises(
             ValueError, match=rf"decay must be in \(0, 1\]. Received: decay={decay}"

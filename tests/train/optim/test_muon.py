@@ -1,4 +1,4 @@
-"""Muon against NumPy, and many kernels at once against one by one, on every backend."""
+"""Muon compared with NumPy, and joint updates of kernels with separate ones."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from keras_vit.train.optim import muon
 
 
 def newton_schulz(matrix):
-    """Five steps of the quintic iteration, on the wide side."""
+    """Five steps of the quintic iteration, on the matrix or its transpose, whichever is wide."""
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / np.linalg.norm(x)
     for _ in range(5):
@@ -47,7 +47,7 @@ def test_muon_orthogonalizes_kernels_as_matrices(path, rows):
     assert np.abs(arrays(model)[path] - wanted(rows // 5 if rows != 20 else 4)).max() > 1e-4
 
 
-def test_muon_takes_the_kernels_of_the_blocks_and_adam_the_rest():
+def test_muon_updates_the_kernels_of_the_blocks_and_adam_the_rest():
     model = tiny_model("registers", representation_size=11)
     optimizer = make(model, name="muon")
     muon = {
@@ -60,7 +60,7 @@ def test_muon_takes_the_kernels_of_the_blocks_and_adam_the_rest():
     assert len(muon) == 2 * 6 and len(kernels) == 2 * 6 + 3
 
 
-def test_kernels_updated_together_move_as_one_by_one(monkeypatch):
+def test_joint_updates_equal_separate_ones(monkeypatch):
     shapes = []
     orthogonalize = muon.Muon.zeropower_via_newtonschulz5
 
@@ -90,6 +90,6 @@ def test_kernels_updated_together_move_as_one_by_one(monkeypatch):
     assert len(shapes) == 2 * 12 and {shape[0] for shape in shapes} == {1}
     for path, value in alone.items():
         np.testing.assert_allclose(together[path], value, atol=1e-6, err_msg=path)
-    # The negative control: two kernels of one shape that get each other's update.
+    # The negative control: two kernels of one shape that get each other's updates.
     swapped = moved(False, swap=True)
     assert np.abs(swapped[query] - alone[query]).max() > 1e-3

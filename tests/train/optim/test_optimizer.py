@@ -1,4 +1,4 @@
-"""Schedules, which weights decay, and each optimizer against NumPy, on every backend."""
+"""Schedules, weight decay, and each optimizer compared with NumPy, on every backend."""
 
 import typing
 
@@ -30,7 +30,7 @@ def rates(schedule, steps):
 # -- schedules
 
 
-def test_schedule_starts_at_zero_peaks_after_the_warm_up_and_ends_as_asked():
+def test_schedule_starts_at_zero_peaks_after_the_warm_up_and_ends_at_final():
     schedule = train.make_schedule(Schedule("cosine", 4, final=0.1), 0.5, 25)
     assert rates(schedule, [0, 1, 4, 24]) == pytest.approx([0, 0.125, 0.5, 0.05])
     assert rates(schedule, [14]) == pytest.approx([0.5 * (0.9 * 0.5 + 0.1)])  # halfway down
@@ -67,7 +67,7 @@ def test_schedule_counts_updates_where_keras_counts_batches():
     assert seen == pytest.approx(np.repeat(updates, 3))
     copy = type(optimizer._learning_rate).from_config(optimizer._learning_rate.get_config())
     assert rates(copy, range(15)) == pytest.approx(seen)
-    # The negative control: what Keras asks by itself.
+    # The negative control: the schedule by batches.
     inner = optimizer._learning_rate.schedule
     assert rates(inner, range(15)) != pytest.approx(seen)
 
@@ -106,7 +106,7 @@ def test_decays_reaches_lora():
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 @pytest.mark.parametrize("name", NAMES)
-def test_weight_decay_moves_the_kernels_alone(name, layer_decay):
+def test_weight_decay_moves_only_the_kernels(name, layer_decay):
     model = tiny_model("registers")
     optimizer = make(model, name=name, weight_decay=DECAY, layer_decay=layer_decay)
     before = arrays(model)
@@ -123,7 +123,7 @@ def test_weight_decay_moves_the_kernels_alone(name, layer_decay):
 
 
 def numpy_adamw(values, gradients, factors, decays):
-    """AdamW (arXiv 1711.05101) with a learning rate a weight."""
+    """AdamW (arXiv 1711.05101) with a learning rate for each weight."""
     values = {path: value.astype("float64") for path, value in values.items()}
     m = {path: 0.0 for path in values}
     v = {path: 0.0 for path in values}
@@ -140,7 +140,7 @@ def numpy_adamw(values, gradients, factors, decays):
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.6])
-def test_adamw_is_numpys(layer_decay):
+def test_adamw_agrees_with_numpy(layer_decay):
     model = tiny_model("registers")
     optimizer = make(model, weight_decay=DECAY, layer_decay=layer_decay)
     before = arrays(model)
@@ -155,7 +155,7 @@ def test_adamw_is_numpys(layer_decay):
 
     factors = layer_factors(model, layer_decay)
     assert largest_error(factors, decays) < 5e-6
-    # The negative controls: another decay of layers, and of weights.
+    # The negative controls: another layer decay, and another weight decay.
     assert largest_error(layer_factors(model, 0.8), decays) > 1e-3
     assert largest_error(factors, dict.fromkeys(decays, True)) > 1e-5
 
@@ -195,7 +195,7 @@ def test_global_clip_limits_the_norm_of_the_whole_gradient():
         *(pytest.param(name, 1.0, marks=pytest.mark.slow) for name in ("sgd", "muon")),
     ],
 )
-def test_accumulating_is_the_same_run_with_larger_batches(name, layer_decay):
+def test_accumulation_equals_larger_batches(name, layer_decay):
     options = {
         "name": name,
         "weight_decay": DECAY,
@@ -218,7 +218,7 @@ def test_accumulating_is_the_same_run_with_larger_batches(name, layer_decay):
         apply(once, whole, {path: sum(b[path] for b in batches) / 3 for path in batches[0]})
     for path, value in arrays(whole).items():
         np.testing.assert_allclose(arrays(accumulated)[path], value, atol=2e-6, err_msg=path)
-    # The average takes in an update over the batches that follow it, before the next one.
+    # An update enters the average during the batches after it, before the next update.
     zeros = zero_gradients(accumulated)
     averages = averages_of(once, whole)
     early = averages_of(every, accumulated)
@@ -238,7 +238,7 @@ def averages_of(optimizer, model):
     }
 
 
-def test_average_is_the_exponential_one_and_replaces_the_weights_at_the_end():
+def test_average_is_exponential_and_replaces_the_weights_at_the_end():
     model = tiny_model()
     optimizer = make(model, ema_momentum=0.75)
     path = "encoder_block_1/mlp/dense_1/kernel"

@@ -1,4 +1,4 @@
-"""What is logged while a run goes, against the optimizer's own figures and a clock of our own."""
+"""What a run logs, compared with the optimizer's own figures and with a clock of the test."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from keras_vit.train.run import callbacks as watch
 
 
 def fit(callbacks, epochs=3, steps=4, learning_rate=0.1, validate=True, poison=False):
-    """A linear model on 5 features; returns Keras' history."""
+    """Trains a linear model on 5 features; returns it and the history."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 5)).astype("float32"), rng.normal(size=(60, 1)).astype("float32")
     if poison:
@@ -37,7 +37,7 @@ def fit(callbacks, epochs=3, steps=4, learning_rate=0.1, validate=True, poison=F
 
 
 class Asked(keras.callbacks.Callback):
-    """The learning rate the optimizer will use next, asked between epochs."""
+    """Records after each epoch the learning rate that the optimizer will use next."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ def test_progress_logs_the_learning_rate_that_was_used():
     _, history = fit([watch.Progress(10, 12, schedule), asked], learning_rate=schedule)
     last_used = [float(schedule(step)) for step in (3, 7, 11)]
     np.testing.assert_allclose(history["learning_rate"], last_used, rtol=1e-6)
-    # Keras' optimizer says the same one step later, so it counts as we do.
+    # The optimizer gives the same rates one step later, so both count steps in the same way.
     np.testing.assert_allclose(asked.rates, [float(schedule(s)) for s in (4, 8, 12)], rtol=1e-6)
     assert abs(history["learning_rate"][0] - asked.rates[0]) > 0.01
 
@@ -80,22 +80,22 @@ def test_images_per_second_and_minutes_left_follow_the_clock(monkeypatch):
             clock[0] += 7
 
     progress = watch.Progress(10, 12)
-    progress.async_safe = False  # in this thread, one batch after the other
+    progress.async_safe = False  # run in this thread, batch by batch
     _, history = fit([progress, Passes()])
-    # 10 pictures in 2 s; neither the compilation nor the evaluation counts.
+    # 10 images in 2 s; neither the compilation nor the evaluation counts.
     np.testing.assert_allclose(history["images_per_second"], [5.0] * 3, rtol=1e-6)
-    # 65, 15 and 15 s an epoch, what is left at the speed so far.
+    # The epochs take 65, 15 and 15 s; the rest is estimated from the speed so far.
     left = [65 / 60 * 2, 80 / 60 / 2, 0.0]
     np.testing.assert_allclose(history["minutes_left"], left, rtol=1e-6)
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run():
+def test_nan_loss_ends_the_run():
     with pytest.raises(FloatingPointError, match="loss must stay finite.*learning_rate"):
         fit([watch.Progress(10, 12)], poison=True)
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
-def test_stop_after_stops_at_the_batch(steps):
+def test_stop_after_stops_at_its_step(steps):
     model, history = fit([watch.StopAfter(steps)])
     assert int(model.optimizer.iterations) == steps
     assert len(history["val_loss"]) == math.ceil(steps / 4)  # the last epoch is evaluated too
@@ -103,7 +103,7 @@ def test_stop_after_stops_at_the_batch(steps):
     assert int(model.optimizer.iterations) == 12
 
 
-def test_json_lines_are_one_an_epoch(tmp_path):
+def test_json_lines_has_one_line_an_epoch(tmp_path):
     path = tmp_path / "log.jsonl"
     seen = []
 
@@ -112,7 +112,7 @@ def test_json_lines_are_one_an_epoch(tmp_path):
             seen.append(len(path.read_text().splitlines()))
 
     _, history = fit([watch.Progress(10, 12), watch.JsonLines(path), Reader()])
-    assert seen == [1, 2, 3]  # on the disk at once
+    assert seen == [1, 2, 3]  # written at once
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert "minutes_left" not in lines[0]
@@ -121,7 +121,7 @@ def test_json_lines_are_one_an_epoch(tmp_path):
     assert sorted(line["seconds"] for line in lines) == [line["seconds"] for line in lines]
 
 
-def test_json_lines_go_on_where_they_were(tmp_path):
+def test_json_lines_resume_where_they_stopped(tmp_path):
     log = watch.JsonLines(tmp_path / "log.jsonl")
     log.on_train_begin()
     for epoch in range(3):
@@ -131,9 +131,9 @@ def test_json_lines_go_on_where_they_were(tmp_path):
     whole = log.path.read_bytes()
     first, second, _ = whole.splitlines(keepends=True)
     for there, kept in (
-        (whole, first + second),  # the third epoch comes again
+        (whole, first + second),  # the third epoch will be repeated
         (first + second, first + second),
-        (first + second[:9], first),  # a disk that lost what it was told to keep
+        (first + second[:9], first),  # a disk that lost flushed data
         (first[:9], b""),
     ):
         log.path.write_bytes(there)
@@ -143,13 +143,13 @@ def test_json_lines_go_on_where_they_were(tmp_path):
     log.set_state(state)
 
 
-def test_json_lines_stay_json_when_a_figure_is_not_a_number(tmp_path):
+def test_json_lines_stay_json_with_a_nan_loss(tmp_path):
     fit([watch.JsonLines(tmp_path / "log.jsonl")], epochs=1, poison=True)
     text = (tmp_path / "log.jsonl").read_text()
     assert json.loads(text)["loss"] is None and "NaN" not in text
 
 
-def test_keras_bar_shows_our_figures(capsys):
+def test_progress_bar_of_keras_shows_our_figures(capsys):
     rng = np.random.default_rng(0)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -175,7 +175,7 @@ def test_event_files_hold_the_figures_of_each_epoch(tmp_path):
     assert history["loss"] != history["val_loss"]
 
 
-def test_the_average_is_evaluated_and_training_goes_on_as_without():
+def test_average_is_evaluated_and_training_is_unaffected():
     x, y = (np.random.default_rng(i).normal(size=(8, 3)).astype("float32") for i in (1, 2))
 
     def run(**validation):
@@ -219,7 +219,7 @@ def test_before_the_first_update_there_is_no_average():
 
 
 @pytest.mark.only_on("tensorflow")
-def test_the_average_is_evaluated_under_a_strategy():
-    """Its variables are of another class, also with one device."""
+def test_average_is_evaluated_under_a_strategy():
+    """Its variables are of another class, even with one device."""
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         test_before_the_first_update_there_is_no_average()

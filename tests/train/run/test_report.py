@@ -1,4 +1,4 @@
-"""Counts against a count by hand, and pages and pictures that are there and say it."""
+"""The report of a run: counts compared with counts by hand, the page and its figures."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ RECIPE = Recipe("mine", Data("digits"), Model(), Run(batch_size=4, epochs=1))
 
 
 def model_of(logits):
-    """Something that predicts these rows, asked for by number: its "images" are row numbers."""
+    """A model that returns these rows of logits; its "images" are row numbers."""
     return SimpleNamespace(predict_on_batch=lambda rows: logits[rows])
 
 
@@ -36,7 +36,7 @@ def random_predictions(num_classes, count=500, right=0.7, seed=0):
 
 
 @pytest.mark.parametrize("size", [1, 4, 11, 23, 50])
-def test_every_sample_counts_once_whatever_the_batch(size):
+def test_every_sample_counts_once_at_any_batch_size(size):
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(23, 7)), rng.integers(0, 7, 23)
     got = report.predict(model_of(logits), batches_of(labels, 7, size))
@@ -47,7 +47,7 @@ def test_every_sample_counts_once_whatever_the_batch(size):
     assert 0 < got.top1 < got.top5 < 1
 
 
-def test_top5_gives_nothing_for_equal_logits_and_is_left_out_for_few_classes():
+def test_top5_is_zero_for_equal_logits_and_absent_for_few_classes():
     labels = np.arange(8) % 8
     untrained = report.predict(model_of(np.zeros((8, 8))), batches_of(labels, 8, 3))
     assert untrained.top5 == 0.0 and untrained.top1 == 1 / 8
@@ -62,7 +62,7 @@ def test_no_batches_is_an_error():
         report.predict(model_of(np.zeros((1, 2))), [])
 
 
-def test_confusion_and_worst_agree_with_a_count_by_hand():
+def test_confusion_and_worst_agree_with_counts_by_hand():
     truth, guess = np.array([0, 0, 0, 1, 1, 2, 2, 2]), np.array([0, 1, 1, 1, 0, 2, 2, 1])
     got = report.Predictions(truth, guess, truth == guess, 4)
     expected = [[1, 2, 0, 0], [1, 1, 0, 0], [0, 1, 2, 0], [0, 0, 0, 0]]
@@ -89,7 +89,7 @@ def write_log(folder, epochs=3):
 
 
 @pytest.mark.parametrize("num_classes", [3, 100])
-def test_report_says_what_was_reached_and_how_to_go_on(num_classes, tmp_path):
+def test_report_has_the_results_and_the_next_commands(num_classes, tmp_path):
     write_log(tmp_path)
     predictions = random_predictions(num_classes)
     labels = [f"class|{i}" for i in range(num_classes)]
@@ -116,5 +116,5 @@ def test_report_without_labels_mistakes_or_drawing(tmp_path, monkeypatch):
     page = report.write(folder, sigmoid, random_predictions(3, right=1.0), {})
     text = page.read_text()
     assert "None." in text and "keras.ops.sigmoid" in text
-    assert f"keras-vit evaluate '{folder}'\n" in text  # as a shell wants it
+    assert f"keras-vit evaluate '{folder}'\n" in text  # quoted for a shell
     assert not list(folder.glob("*.png"))

@@ -1,4 +1,4 @@
-"""The pictures of a run's report: each is there, and drawn from what the model sees."""
+"""The figures of a run's report: each is written, and shows the images of the run."""
 
 import functools
 import io
@@ -22,7 +22,7 @@ def examples(count):
         yield {"image": rng.integers(0, 256, (30, 20, 3), dtype=np.uint8), "label": 0}
 
 
-def test_draw_writes_the_pictures_that_its_lines_show(tmp_path):
+def test_draw_writes_the_figures_that_its_lines_link(tmp_path):
     lines = report_figures.draw(tiny_model(), examples(2), tmp_path)
     shown = re.findall(r"^!\[.+\]\((\w+\.png)\)$", "\n".join(lines), re.M)
     assert sorted(shown) == sorted(path.name for path in tmp_path.iterdir())
@@ -36,7 +36,7 @@ def test_draw_writes_the_pictures_that_its_lines_show(tmp_path):
 @pytest.mark.parametrize(
     "count, looked_at", [(1, 1), (report_figures.PICTURES + 3, report_figures.PICTURES)]
 )
-def test_draw_takes_the_first_pictures(tmp_path, monkeypatch, count, looked_at):
+def test_draw_uses_the_first_images(tmp_path, monkeypatch, count, looked_at):
     taken, given = {}, list(examples(count))
     for name in explain.__all__:
         if name.startswith("plot_"):
@@ -54,7 +54,7 @@ def test_draw_takes_the_first_pictures(tmp_path, monkeypatch, count, looked_at):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_draw_decodes_files_and_turns_colors_to_those_of_the_model(tmp_path, monkeypatch, channels):
+def test_draw_decodes_files_and_converts_channels(tmp_path, monkeypatch, channels):
     pixels = next(examples(1))["image"]
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
@@ -70,7 +70,7 @@ def test_draw_decodes_files_and_turns_colors_to_those_of_the_model(tmp_path, mon
         np.testing.assert_allclose(many[1], wanted, atol=1)
 
 
-def test_draw_says_what_it_cannot_draw(tmp_path):
+def test_draw_reports_what_it_cannot_draw(tmp_path):
     model = tiny_model()
     model.get_layer("patches").projection.kernel.assign(np.full((8, 8, 3, 20), np.nan))
     text = "\n".join(report_figures.draw(model, examples(2), tmp_path))

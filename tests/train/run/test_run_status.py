@@ -1,4 +1,4 @@
-"""`keras-vit info` of a run folder: how far the run is, and whatever is broken in it."""
+"""`keras-vit info` of a run folder: its progress, and every damaged file."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def save(folder, step, epoch, step_in_epoch=0, stopped=False):
 
 
 def said(folder):
-    """What `info` prints, by the title of the line; the last of a title."""
+    """What `info` prints, by the title of the line; the last line of each title."""
     return dict(run_facts(run_status.read_run(folder)))
 
 
@@ -80,7 +80,7 @@ def flip(path):
     path.write_bytes(data)
 
 
-def test_runs_says_where_a_killed_run_goes_on(folder):
+def test_run_status_of_a_killed_run_shows_where_it_resumes(folder):
     run = run_status.read_run(folder)
     assert run["state"] == "cut off" and run["process"] is None and run["results"] is None
     assert [(e["step"], e["whole"], e["best"]) for e in run["checkpoints"]] == [
@@ -92,7 +92,7 @@ def test_runs_says_where_a_killed_run_goes_on(folder):
         "steps_per_epoch": 4,
     }
     assert (run["steps"], run["saved"]) == (14, 1e9 + 11)
-    assert run["log"] == {"epochs": 2, "last": LINES[1]}  # the third line was not written whole
+    assert run["log"] == {"epochs": 2, "last": LINES[1]}  # the third line is incomplete
     assert run["left_over"] == ["ckpt-000012.tmp-4711"] and not run["set_aside"]
     assert run["problems"] == []
     lines = said(folder)
@@ -102,7 +102,7 @@ def test_runs_says_where_a_killed_run_goes_on(folder):
     assert lines["checkpoint"].startswith("step 11, epoch 3, 0.0 MB, ")
 
 
-def test_runs_state_follows_the_folder(folder):
+def test_run_status_follows_the_folder(folder):
     save(folder, 14, epoch=4, stopped=True)
     assert "training ended at step 14 of 14" in said(folder)["state"]
     lock = Lock(folder)
@@ -111,11 +111,11 @@ def test_runs_state_follows_the_folder(folder):
         run = run_status.read_run(folder)
         assert run["state"] == "running" and f"process {os.getpid()} on" in run["process"]
         assert "being written" in said(folder)["unfinished"]
-        with pytest.raises(BlockingIOError):  # it is still held by whom it was held
+        with pytest.raises(BlockingIOError):  # its owner still holds it
             in_child(lambda: (Lock._held.clear(), Lock(folder).acquire()))
     finally:
         lock.release()
-    assert run_status.read_run(folder)["state"] == "cut off"  # though the file is there
+    assert run_status.read_run(folder)["state"] == "cut off"  # although the lock file exists
     in_child(lambda: Lock(folder).acquire())
     finish(folder)
     run = run_status.read_run(folder)
@@ -126,7 +126,7 @@ def test_runs_state_follows_the_folder(folder):
 
 
 def in_child(function):
-    """Runs a function in a process that was forked; raises there and here if it is kept out."""
+    """Runs a function in a forked process; raises BlockingIOError here if it does there."""
     child = os.fork()
     if not child:
         try:
@@ -143,7 +143,7 @@ def in_child(function):
 
 
 @pytest.mark.parametrize("name", [manifest.ARRAYS, manifest.FACTS, manifest.MANIFEST])
-def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
+def test_run_status_names_a_damaged_file_of_a_checkpoint(folder, info, name):
     assert info(folder)[0] == 0
     path = folder / run_status.CHECKPOINTS / "ckpt-000011" / name
     flip(path)
@@ -151,7 +151,7 @@ def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
     run = json.loads(out)
     assert code == 1 and [e["whole"] for e in run["checkpoints"]] == [True, False]
     assert str(path) in run["problems"][0] and len(run["problems"]) == 1
-    assert run["position"]["step"] == 8  # what the run would go on with
+    assert run["position"]["step"] == 8  # where the run would resume
     files.mark_broken(path.parent)
     code, out = info(folder, "--json")
     assert code == 0 and json.loads(out)["set_aside"] == ["ckpt-000011.broken"]
@@ -183,7 +183,7 @@ def test_runs_names_a_damaged_file_of_a_checkpoint(folder, info, name):
         (run_status.RECIPE, "[" * 10**5, "recipe.json cannot be read"),
     ],
 )
-def test_runs_names_other_damaged_files(folder, info, name, text, message):
+def test_run_status_names_other_damaged_files(folder, info, name, text, message):
     (folder / name).write_text(text)
     code, out = info(folder, "--json")
     assert code == 1 and [message in problem for problem in json.loads(out)["problems"]] == [True]
@@ -201,8 +201,8 @@ def test_runs_names_other_damaged_files(folder, info, name, text, message):
         ({"position": {"step": 11, "epoch": 2, "step_in_epoch": None}}, "step_in_epoch=None"),
     ],
 )
-def test_runs_names_a_state_of_absurd_numbers(folder, info, changes, message):
-    """Its hashes are right: whoever made it wrote the manifest, too."""
+def test_run_status_names_absurd_numbers_in_a_checkpoint(folder, info, changes, message):
+    """The hashes are right: the manifest was written to match."""
     path = folder / run_status.CHECKPOINTS / "ckpt-000011"
     facts = json.loads((path / manifest.FACTS).read_text())
     (path / manifest.FACTS).write_text(json.dumps({**facts, **changes}))
@@ -215,7 +215,7 @@ def test_runs_names_a_state_of_absurd_numbers(folder, info, changes, message):
     assert info(folder)[0] == 1
 
 
-def test_runs_names_what_is_in_the_place_of_a_folder_or_a_file(folder, info):
+def test_run_status_names_a_file_in_place_of_a_folder_and_vice_versa(folder, info):
     (folder / run_status.CHECKPOINTS / "ckpt-000099").write_text("")
     (folder / run_status.LOG).unlink()
     (folder / run_status.LOG).mkdir()
@@ -229,7 +229,7 @@ def test_runs_names_what_is_in_the_place_of_a_folder_or_a_file(folder, info):
     assert code == 1 and "must be a folder" in json.loads(out)["problems"][0]
 
 
-def test_runs_names_a_checkpoint_of_another_step(folder, info):
+def test_run_status_names_a_checkpoint_of_another_step(folder, info):
     path = folder / run_status.CHECKPOINTS / "ckpt-000011"
     path.rename(path.with_name("ckpt-000012"))
     code, out = info(folder, "--json")
@@ -238,7 +238,7 @@ def test_runs_names_a_checkpoint_of_another_step(folder, info):
     assert "must be a checkpoint of that step. Received: of 11" in run["problems"][0]
 
 
-def test_runs_without_a_checkpoint(tmp_path, info):
+def test_run_status_without_a_checkpoint(tmp_path, info):
     (tmp_path / run_status.RECIPE).write_text("{}")
     code, out = info(tmp_path)
     assert code == 0 and "there is no checkpoint to resume from" in out
@@ -261,8 +261,8 @@ def test_info_opens_the_model_of_a_run(folder, info):
     )
 
 
-def test_runs_reads_what_a_real_run_leaves(tmp_path):
-    """The names of files and the facts are those of `training`; with one's own `fit`, too."""
+def test_run_status_reads_the_files_of_a_real_run(tmp_path):
+    """File names and facts are those of the training library, also with your own `fit`."""
     for name in ("RECIPE", "LOG", "MODEL", "RESULTS", "CHECKPOINTS"):
         assert getattr(run_status, name) == getattr(fit, name)
     model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])
@@ -281,10 +281,10 @@ def test_runs_reads_what_a_real_run_leaves(tmp_path):
     assert run["saved"] > 1.7e9
 
 
-def test_reliability_names_tests_that_there_are():
+def test_reliability_page_names_existing_tests():
     text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     path, names = None, re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", text)
     assert len(names) > 15
     for file, name in names:
-        path = file or path  # a name alone is in the file before it
+        path = file or path  # a bare name is in the file of the name before it
         assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
