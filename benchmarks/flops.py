@@ -15,18 +15,72 @@ def forward(config):
     """Operations of one forward pass of one image."""
     tokens, width = config.num_tokens, config.width
     heads = config.num_heads * config.key_dim
-    patch = config.patch_size[0] * config.patch_size[1] * config.in_channels
-    patches = 2 * config.num_patches * patch * width
     projections = 4 * (2 * tokens * width * heads)  # query, key, value and output
     attention = 2 * (2 * tokens * tokens * heads)  # q k^T and A v
-    mlp = 2 * (2 * tokens * width * config.mlp_dim)
-    return patches + config.depth * (projections + attention + mlp) + _head(config)
+    attention += _relative_positions(config)
+    blocks = config.depth * (projections + attention + tokens * _mlp(config))
+    return _patches(config) + blocks + _pooling(config) + _head(config)
+
+
+def _relative_positions(config):
+    """Of relative positions in one block: keys of 2 T offsets, or an MLP on each offset."""
+    if config.attention_positions == "relative":
+        heads = config.num_heads * config.key_dim
+        return 2 * config.num_tokens * 2 * config.num_tokens * heads
+    if config.attention_positions == "relative_mlp":  # computed once for the whole batch
+        rows, columns = config.grid
+        each = 2 * config.relative_mlp_dim * (2 + config.num_heads)
+        return (2 * rows - 1) * (2 * columns - 1) * each
+    return 0
+
+
+def _mlp(config):
+    """Of the MLP of one token; a gated one has three products."""
+    products = 3 if config.mlp == "swiglu" else 2
+    return products * 2 * config.width * config.mlp_dim
+
+
+def _patches(config):
+    """Of the ResNet of a hybrid, and of the patch projection."""
+    stem, channels = _stem(config) if config.stem else (0, config.in_channels)
+    rows, columns = config.patch_kernel
+    return stem + 2 * config.num_patches * rows * columns * channels * config.width
+
+
+def _stem(config):
+    """Of a hybrid's ResNet, and the channels of its feature map."""
+    height, width = (-(-side // 2) for side in config.image_size)
+    channels = config.stem_width
+    total = 2 * height * width * 7 * 7 * config.in_channels * channels
+    height, width = -(-height // 2), -(-width // 2)  # max-pooling
+    for stage, depth in enumerate(config.stem_depths):
+        filters = config.stem_width * 2**stage
+        for unit in range(depth):
+            total += 2 * height * width * channels * filters
+            if stage and not unit:
+                height, width = -(-height // 2), -(-width // 2)
+            each = 3 * 3 * filters * filters + filters * 4 * filters
+            each += 0 if unit else channels * 4 * filters  # the shortcut
+            total += 2 * height * width * each
+            channels = 4 * filters
+    return total, channels
+
+
+def _pooling(config):
+    """Of attention pooling: one query, keys and values of the tokens, an MLP."""
+    if not config.attention_pooling:
+        return 0
+    ignored = config.num_prefix_tokens if config.pooling == "map" else 0
+    tokens, width = config.num_tokens - ignored, config.width
+    attention = 2 * width * width * (2 * tokens + 2) + 2 * (2 * tokens * width)
+    return attention + 2 * (2 * width * (config.pooling_mlp_dim or config.mlp_dim))
 
 
 def _head(config):
     """Of the head, which reads one vector, or every token where tokens are not pooled."""
-    rows = config.num_tokens if config.pooling is None else 1
-    sizes = [config.width, config.representation_size, config.num_classes]
+    rows = {None: config.num_tokens, "token_pair": 2}.get(config.pooling, 1)
+    inner = config.width * (2 if config.pooling == "token_mean" else 1)
+    sizes = [inner, config.representation_size, config.num_classes]
     sizes = [size for size in sizes if size]
     return rows * sum(2 * inner * outer for inner, outer in itertools.pairwise(sizes))
 
@@ -38,7 +92,7 @@ def fused(config):
     width, heads = config.width, config.num_heads * config.key_dim
     # Every other token saves its query, attention, output projection and MLP.
     each = 2 * (2 * width * heads) + 2 * (2 * config.num_tokens * heads)
-    each += 2 * (2 * width * config.mlp_dim)
+    each += _mlp(config)
     return forward(config) - (config.num_tokens - 1) * each
 
 
