@@ -14,7 +14,7 @@ CHOICES = {
     "gelu": ("exact", "tanh"),
     "position_embedding": ("learned", "learned_2d", "sincos_2d", "none"),
     "interpolation": tuple(PRESETS),
-    "pooling": ("token", "mean", "mean_all", None),
+    "pooling": ("token", "mean", "mean_all", "map", "map_all", None),
     "final_norm": ("before_pooling", "after_pooling", "none"),
     "head_init": ("zeros", "truncated_normal"),
     "resize_method": RESIZE_METHODS,
@@ -36,6 +36,7 @@ MAX_FIXED_TABLE = 1 << 28
 LIMITS = {
     **dict.fromkeys(("in_channels", "width", "num_heads", "mlp_dim", "num_registers"), MAX_SIZE),
     **dict.fromkeys(("head_dim", "representation_size"), MAX_SIZE),
+    **dict.fromkeys(("pooling_heads", "pooling_mlp_dim"), MAX_SIZE),
     "depth": MAX_DEPTH,
     "num_classes": MAX_CLASSES,
 }
@@ -103,7 +104,12 @@ class ViTConfig:
 
     # -- the output
     pooling: str | None = "token"
-    """"token", "mean" (of the patch tokens), "mean_all" (of all tokens) or None (no pooling)."""
+    """"token", "mean" (of the patch tokens), "mean_all" (of all tokens), "map" (attention pooling
+    of the patch tokens), "map_all" (of all tokens) or None (no pooling)."""
+    pooling_heads: int | None = None
+    """Heads of attention pooling; None means `num_heads`."""
+    pooling_mlp_dim: int | None = None
+    """Hidden size of the MLP of attention pooling; None means `mlp_dim`."""
     final_norm: str = "before_pooling"
     """Where the last LayerNorm is applied: "before_pooling", "after_pooling" or "none"."""
     representation_size: int | None = None
@@ -114,8 +120,9 @@ class ViTConfig:
     """The `num_classes` class names, or None."""
     head_init: str = "zeros"
     """"zeros" (the paper's, for fine-tuning) or "truncated_normal" (0.02)."""
-    head_bias: float = 0.0
-    """Initial bias of the head, such as -6.9 for a sigmoid loss over 1,000 classes."""
+    head_bias: float | None = 0.0
+    """Initial bias of the head, such as -6.9 for a sigmoid loss over 1,000 classes; None means no
+    bias."""
     classifier_activation: str | None = None
     """Activation applied to the logits, such as "softmax"; None returns logits."""
 
@@ -187,6 +194,11 @@ class ViTConfig:
         return self.class_token and self.position_class_row and learned
 
     @property
+    def attention_pooling(self) -> bool:
+        """Whether tokens are pooled by attention."""
+        return self.pooling in ("map", "map_all")
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Height, width, channels."""
         return (*self.image_size, self.in_channels)
@@ -224,7 +236,7 @@ class ViTConfig:
             self._check(name, "be a positive int", lambda v: _is_int(v) and v > 0)
         for name in ("num_classes", "num_registers"):
             self._check(name, "be an int >= 0", lambda v: _is_int(v) and v >= 0)
-        for name in ("head_dim", "representation_size"):
+        for name in ("head_dim", "representation_size", "pooling_heads", "pooling_mlp_dim"):
             rule = "be None or a positive int"
             self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
         for name, most in LIMITS.items():
@@ -269,8 +281,12 @@ class ViTConfig:
         self._check("width", rule, lambda v: v % divisor == 0)
 
     def _check_output(self) -> None:
-        rule = "be 'mean', 'mean_all' or None where class_token=False"
+        rule = "be 'mean', 'mean_all', 'map', 'map_all' or None where class_token=False"
         self._check("pooling", rule, lambda v: v != "token" or self.class_token)
+        if self.attention_pooling:
+            name = "num_heads" if self.pooling_heads is None else "pooling_heads"
+            rule = f"divide width={self.width} for pooling={self.pooling!r}"
+            self._check(name, rule, lambda v: self.width % v == 0)
         v = self.labels
         is_strings = isinstance(v, tuple) and all(isinstance(label, str) for label in v)
         _require(
@@ -279,7 +295,8 @@ class ViTConfig:
             f"be None or a sequence of num_classes={self.num_classes} strings",
             v if not isinstance(v, tuple) or len(v) < 9 else f"{len(v)} items",
         )
-        self._check("head_bias", "be a number", _is_number)
+        rule = "be a number, or None for no bias"
+        self._check("head_bias", rule, lambda v: v is None or _is_number(v))
         rule = "be None or the name of a Keras activation"
         self._check("classifier_activation", rule, lambda v: isinstance(v, str | None))
 

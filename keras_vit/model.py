@@ -214,6 +214,8 @@ class ViT(keras.Model):
         for layer in self._flatten_layers(include_self=False, recursive=True):
             if layer.name != "head" and id(layer) not in kept and not _sublayers(layer):
                 layer.trainable = False
+        if self.config.attention_pooling:  # its layers are frozen, the probe is its own
+            self.get_layer("pooling").probe.trainable = False
         for layer in chosen:
             layer.enable_lora(rank)
 
@@ -259,7 +261,8 @@ def head_logits(model: ViT, features: Any) -> Any:
             f"Received: classifier_activation={activation!r}"
         )
     kernel = keras.ops.convert_to_tensor(head.kernel)
-    return keras.ops.matmul(keras.ops.cast(features, kernel.dtype), kernel) + head.bias
+    logits = keras.ops.matmul(keras.ops.cast(features, kernel.dtype), kernel)
+    return logits if head.bias is None else logits + head.bias
 
 
 @functools.lru_cache(maxsize=16)
@@ -385,10 +388,21 @@ def _encode(z, config: ViTConfig, policy):
 
 
 def _pool(z, config: ViTConfig, policy):
-    """Eq. 4: y = LN(z_L^0), or LN and a mean over tokens, in either order."""
+    """Eq. 4: y = LN(z_L^0), or LN and a mean or attention pooling, in either order."""
     norm = layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
     y = norm(z) if config.final_norm == "before_pooling" else z  # (B, T, D)
-    if config.pooling is not None:
+    if config.attention_pooling:
+        y = layers.AttentionPooling(
+            config.width,
+            config.pooling_heads or config.num_heads,
+            config.pooling_mlp_dim or config.mlp_dim,
+            num_ignored_tokens=config.num_prefix_tokens if config.pooling == "map" else 0,
+            gelu=config.gelu,
+            norm_epsilon=config.norm_epsilon,
+            dtype=policy,
+            name="pooling",
+        )(y)  # (B, D)
+    elif config.pooling is not None:
         y = layers.Pooling(
             config.pooling,
             num_prefix_tokens=config.num_prefix_tokens,
@@ -416,7 +430,8 @@ def _head(y, config: ViTConfig, policy):
         config.num_classes,
         activation=config.classifier_activation,
         kernel_initializer=kernel,
-        bias_initializer=keras.initializers.Constant(config.head_bias),
+        use_bias=config.head_bias is not None,
+        bias_initializer=keras.initializers.Constant(config.head_bias or 0.0),
         dtype=policy if quantized else exact,
         name="head",
     )(y)  # (B, K)

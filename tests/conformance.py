@@ -27,6 +27,12 @@ KINDS = {
     "mean": TINY.replace(pooling="mean", final_norm="after_pooling"),
     "mean_all": TINY.replace(pooling="mean_all", position_class_row=False),
     "no_class_token": TINY.replace(**PLAIN_HEAD),
+    "map": TINY.replace(
+        class_token=False, pooling="map", pooling_heads=4, pooling_mlp_dim=24, gelu="tanh"
+    ),
+    "map_registers": TINY.replace(pooling="map", num_registers=1, final_norm="after_pooling"),
+    "map_all": TINY.replace(pooling="map_all", final_norm="none"),
+    "no_head_bias": TINY.replace(head_bias=None),
     "all_tokens": TINY.replace(pooling=None),
     "registers": TINY.replace(num_registers=2, layer_scale=0.3),
     "registers_only": TINY.replace(num_registers=2, **PLAIN_HEAD),

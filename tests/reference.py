@@ -28,12 +28,15 @@ def forward(config, weights, images):
         z = z[:, config.num_prefix_tokens :].mean(1)
     elif config.pooling == "mean_all":
         z = z.mean(1)
+    elif config.pooling in ("map", "map_all"):
+        k = config.num_prefix_tokens if config.pooling == "map" else 0
+        z = attention_pooling(config, _under(w, "pooling/"), z[:, k:])
     if config.final_norm == "after_pooling":
         z = norm(z, _under(w, "encoder_norm/"), eps)
     if config.representation_size:
         z = np.tanh(z @ w["pre_logits/kernel"] + w["pre_logits/bias"])
     if config.num_classes:
-        z = z @ w["head/kernel"] + w["head/bias"]
+        z = z @ w["head/kernel"] + w.get("head/bias", 0.0)
     return z
 
 
@@ -129,6 +132,23 @@ def attention(config, w, z):
     joined = np.concatenate(heads, axis=-1)
     kernel = w["attention_output/kernel"].reshape(-1, config.width)
     return joined @ kernel + w["attention_output/bias"]  # Eq. 8
+
+
+def attention_pooling(config, w, x):
+    """z = MHA(probe; x, x), y = z + MLP(LN(z)), one head after the other."""
+    heads, a = [], _under(w, "attention/")
+    for h in range(config.pooling_heads or config.num_heads):
+        q, k, v = (
+            z @ a[f"{name}/kernel"][:, h] + a[f"{name}/bias"][h]
+            for name, z in (("query", w["probe"]), ("key", x), ("value", x))
+        )
+        scores = softmax(q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1]))
+        heads.append(scores @ v)
+    kernel = a["attention_output/kernel"].reshape(-1, config.width)
+    z = np.concatenate(heads, axis=-1)[:, 0] @ kernel + a["attention_output/bias"]
+    y = norm(z, _under(w, "norm/"), config.norm_epsilon)
+    y = gelu(y @ w["mlp/dense_1/kernel"] + w["mlp/dense_1/bias"], config.gelu)
+    return z + y @ w["mlp/dense_2/kernel"] + w["mlp/dense_2/bias"]
 
 
 def norm(x, w, eps):

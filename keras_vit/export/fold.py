@@ -13,6 +13,9 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - Attention weights sum to 1, so the bias of the values moves into that of the output projection.
 - A LayerNorm ignores the mean of its input. Where only LayerNorms read the residual stream,
   whatever is added to the stream is centered beforehand, and no mean is left to subtract.
+- The query of attention pooling is the same for all images. So the product of a token's key with it
+  is one column a head: `(x W_k + b_k) q = x (W_k q) + b_k q`, where the last term is equal for all
+  tokens.
 - LoRA is added to its kernel, and dropout is gone.
 
 What is then computed with the weights is in `program.py`.
@@ -87,6 +90,25 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
+class AttentionPool:
+    """The weights of attention pooling. Shapes: D width, h heads, M the MLP's width."""
+
+    name: str
+    """The path of the model's layer."""
+    scores: Product
+    """(D, h): the scaled product of a token's keys with the queries, up to a constant."""
+    value: Product
+    """(D, D)."""
+    output: Product
+    """(D, D)."""
+    norm: Norm
+    mlp_1: Product
+    """(D, M)."""
+    mlp_2: Product
+    """(M, D)."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Folded:
     """The weights of a model for inference, in float32; `Program` says what to compute with them.
 
@@ -106,6 +128,7 @@ class Folded:
     """(k, D): class token and registers, with their positions."""
     blocks: tuple[Block, ...]
     final_norm: Norm | None
+    attention_pool: AttentionPool | None
     pre_logits: Product | None
     head: Product | None
     feature_gain: Gain | None
@@ -142,14 +165,19 @@ def fold(model: ViT) -> Folded:
     pre_logits = _dense(layers["pre_logits"]) if config.representation_size is not None else None
     head = _dense(layers["head"]) if config.num_classes else None
     feature_gain = None
+    pool = _attention_pool(layers["pooling"]) if config.attention_pooling else None
     # A mean over tokens between the norm and the Dense changes nothing: it is linear.
-    if final_norm and pre_logits:
+    if final_norm and pool and config.final_norm == "before_pooling":
+        final_norm, pool = _bare(final_norm), _pool_behind(final_norm, pool)
+    elif final_norm and pre_logits:
         final_norm, pre_logits = _bare(final_norm), _behind(final_norm, pre_logits)
     elif final_norm and head:
         feature_gain = Gain(final_norm.name, final_norm.scale, final_norm.offset)
         final_norm, head = _bare(final_norm), _behind(final_norm, head)
     blocks = (_to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
-    if final_norm and config.block_norm == "pre" and not token_norm:
+    # Attention pooling reads the stream itself if no norm comes before it.
+    normed = final_norm and not (pool and config.final_norm == "after_pooling")
+    if normed and config.block_norm == "pre" and not token_norm:
         patches, prefix = _centered(patches), _without_mean(prefix)
         positions = None if positions is None else _without_mean(positions)
         blocks = (_to_float32(_in_centered_stream(block)) for block in blocks)
@@ -163,6 +191,7 @@ def fold(model: ViT) -> Folded:
         prefix=prefix,
         blocks=tuple(blocks),
         final_norm=final_norm,
+        attention_pool=None if pool is None else _without_value_bias(pool),
         pre_logits=pre_logits,
         head=head,
         feature_gain=feature_gain,
@@ -287,7 +316,43 @@ def _block(block) -> Block:
     )
 
 
+def _attention_pool(layer) -> AttentionPool:
+    attention = layer.attention
+    heads, size = attention.num_heads, attention.key_dim
+    query, key, value = (
+        _dense(dense, split=1)
+        for dense in (attention.query_dense, attention.key_dense, attention.value_dense)
+    )
+    probe = _array(layer.probe)[0, 0]  # (D,)
+    q = (probe @ query.kernel + query.bias).reshape(heads, size) * size**-0.5
+    scores = np.einsum("dhk,hk->dh", key.kernel.reshape(-1, heads, size), q)
+    mlp_norm = _norm(layer.norm)
+    return AttentionPool(
+        name=layer.path,
+        scores=Product(key.name, scores, np.zeros(heads)),
+        value=value,
+        output=_dense(attention.output_dense, split=2),
+        norm=_bare(mlp_norm),
+        mlp_1=_behind(mlp_norm, _dense(layer.mlp.dense_1)),
+        mlp_2=_dense(layer.mlp.dense_2),
+    )
+
+
 # -- the identities
+
+
+def _pool_behind(norm: Any, pool: AttentionPool) -> AttentionPool:
+    """Attention pooling that follows a norm, with the norm's gain and offset in it."""
+    scores = _without_bias(_behind(norm, pool.scores))  # a bias would be equal for all tokens
+    return dataclasses.replace(pool, scores=scores, value=_behind(norm, pool.value))
+
+
+def _without_value_bias(pool: AttentionPool) -> AttentionPool:
+    """The weights sum to 1, so that the bias of the values is added once, to the output."""
+    output, value = pool.output, pool.value
+    bias = value.bias @ output.kernel + output.bias
+    output = dataclasses.replace(output, bias=bias)
+    return dataclasses.replace(pool, output=output, value=_without_bias(value))
 
 
 def _behind(norm: Any, product: Product) -> Product:

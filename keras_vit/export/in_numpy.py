@@ -56,6 +56,14 @@ class NumpyOperators:
         z = self.activate(q @ k.swapaxes(2, 3), "softmax") @ v  # (B, h, T, d)
         return z.swapaxes(1, 2).reshape(len(rows_of), -1)  # (B * T, h * d)
 
+    def weigh(self, scores: np.ndarray, values: np.ndarray, start: int, tokens: int) -> np.ndarray:
+        heads = scores.shape[-1]
+        scores = self.by_image(scores, tokens)[:, start:].swapaxes(1, 2)  # (B, h, T)
+        v = self.by_image(values, tokens)[:, start:]  # (B, T, h * d)
+        v = v.reshape(*v.shape[:2], heads, -1)  # (B, T, h, d)
+        z = np.einsum("bht,bthd->bhd", self.activate(scores, "softmax"), v)
+        return z.reshape(len(z), -1)  # (B, h * d)
+
     def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return x + y
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keras_vit.export.fold import Block, Folded, Gain, Norm, Product
+from keras_vit.export.fold import AttentionPool, Block, Folded, Gain, Norm, Product
 
 
 class Operators(Protocol):
@@ -50,6 +50,13 @@ class Operators(Protocol):
         """`softmax(q k^T) v`, softmax in float32: from (B, h, T, d) to (B * T, h * d).
 
         `rows_of` is a tensor with as many rows as the result, for a target that needs to see them.
+        """
+
+    def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
+        """The mean of each image's tokens from `start` on, weighted by softmax over tokens.
+
+        From scores (B * tokens, h) and values (B * tokens, h * d) to (B, h * d), each head with
+        its own weights.
         """
 
     def add(self, x: Any, y: Any) -> Any:
@@ -175,6 +182,8 @@ class Program:
             start = config.num_prefix_tokens if config.pooling == "mean" else 0
             with ops.scope("pooling"):
                 x = ops.mean(x, start, config.num_tokens)  # (B, D)
+        if folded.attention_pool:
+            x = self._attention_pool(x, folded.attention_pool)  # (B, D)
         if folded.final_norm and config.final_norm == "after_pooling":
             x = ops.norm(x, folded.final_norm)
         if folded.pre_logits:
@@ -196,6 +205,19 @@ class Program:
             if block.query_norm and block.key_norm:
                 q, k = ops.norm(q, block.query_norm), ops.norm(k, block.key_norm)
         return q, k, v
+
+    def _attention_pool(self, x: Any, pool: AttentionPool) -> Any:
+        ops, config = self.ops, self.config
+        start = config.num_prefix_tokens if config.pooling == "map" else 0
+        with ops.scope(f"{pool.name}/attention"):
+            scores = ops.product(x, pool.scores)  # (B * T, h)
+            z = ops.weigh(scores, ops.product(x, pool.value), start, config.num_tokens)
+        x = ops.product(z, pool.output)  # (B, D)
+        with ops.scope(pool.name):
+            z = ops.norm(x, pool.norm)
+            with ops.scope(f"{pool.name}/mlp"):
+                z = ops.gelu(ops.product(z, pool.mlp_1), config.gelu)  # (B, M)
+            return ops.add(ops.product(z, pool.mlp_2), x)
 
     def _first(self, x: Any) -> Any:
         return self.ops.token(x, 0, self.config.num_tokens)

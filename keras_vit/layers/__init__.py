@@ -1,6 +1,7 @@
 """The building blocks of a Vision Transformer, one per file."""
 
 from keras_vit.layers.attention import MultiHeadAttention
+from keras_vit.layers.attention_pooling import AttentionPooling
 from keras_vit.layers.class_token import ClassToken
 from keras_vit.layers.encoder_block import EncoderBlock
 from keras_vit.layers.layer_norm import LayerNormalization
@@ -14,6 +15,7 @@ from keras_vit.layers.position_embedding import PositionEmbedding
 
 __all__ = [
     "MLP",
+    "AttentionPooling",
     "ClassToken",
     "EncoderBlock",
     "LayerNormalization",

@@ -1,4 +1,4 @@
-"""Multi-head self-attention, Eq. 5 to 8: Keras' layer with faster products."""
+"""Multi-head attention, Eq. 5 to 8: Keras' layer with faster products."""
 
 import math
 
@@ -23,8 +23,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     Weights, names, config and sub-layers are those of the Keras layer, so LoRA, int8 quantization,
     sharding maps and `return_attention_scores` work as Keras documents. The differences:
 
-    - Self-attention without a mask projects tokens flattened to (B * T, D), where backends fuse
-      product and bias. Quantized layers, masks and cross-attention use Keras' implementation.
+    - Without a mask, tokens are flattened to (B * T, D) and then projected, where backends fuse
+      product and bias. Quantized layers, masks and a `key` of its own use Keras' implementation.
     - The softmax is in at least float32, and attention dropout costs nothing outside training.
     - `qk_norm` applies a LayerNorm to each head's queries and keys (arXiv 2302.05442).
     - `output_bias` sets the bias of the output projection alone.
@@ -107,12 +107,11 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     ):
         masks = (query_mask, value_mask, key_mask, attention_mask)
         if (
-            value is not query
-            or (key is not None and key is not query)
+            (key is not None and key is not value)
             or any(mask is not None for mask in masks)
             or use_causal_mask
             or not self._is_plain()
-            or len(query.shape) != 3
+            or not len(query.shape) == len(value.shape) == 3
         ):
             return super().call(
                 query,
@@ -130,6 +129,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         flat = ops.reshape(query, (-1, width))  # (B * T, D)
         heads = (-1, length, self.num_heads, self.key_dim)
         q = ops.reshape(_product(flat, self.query_dense, 1), heads)  # (B, T, h, d)
+        if value is not query:  # cross-attention, where T may differ
+            _, tokens, columns = ops.shape(value)
+            flat = ops.reshape(value, (-1, columns))  # (B * T, D)
+            heads = (-1, tokens, self.num_heads, self.key_dim)
         k = ops.reshape(_product(flat, self.key_dense, 1), heads)  # (B, T, h, d)
         v = ops.reshape(_product(flat, self.value_dense, 1), heads)  # (B, T, h, d)
         x, scores = self._compute_attention(

@@ -54,13 +54,17 @@ NUMBERS = Rule("a list of finite numbers", _all(_is_number))
 CODE = Rule("an int", lambda value: type(value) is int)
 
 PIXELS = {"input_size": SIZES, "mean": NUMBERS, "std": NUMBERS, "crop_pct": NUMBER}
-FIELDS: dict[str, Rule | dict[str, Rule]] = {
-    # transformers: config.json and preprocessor_config.json
+ENCODER = {
     "num_attention_heads": SIZE,
     "image_size": PAIR,
     "layer_norm_eps": NUMBER._replace(or_null=False),
     "layerscale_value": NUMBER,
     "hidden_act": TEXT,
+}
+FIELDS: dict[str, Rule | dict[str, Rule]] = {
+    # transformers: config.json and preprocessor_config.json
+    **ENCODER,
+    "vision_config": ENCODER,  # of a model of images and text
     "image_mean": NUMBERS,
     "image_std": NUMBERS,
     "resample": CODE,

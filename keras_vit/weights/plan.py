@@ -162,6 +162,7 @@ def _leave_out(plan: Plan, name: str, path: str) -> None:
         else "no head: num_classes=0",
         "pre_logits": f"replaced: representation_size={target.representation_size}",
         "encoder_norm": f"not used: final_norm={target.final_norm!r}",
+        "pooling": f"not used: pooling={target.pooling!r}",
     }
     reason = reasons.get(path.split("/")[0])
     if reason is None:

@@ -82,6 +82,12 @@ CASES = {
         (2, 9, 20),
         {"drops": True, "bad": [{"rate": 1.0}, {"rate": -0.1}]},
     ),
+    "attention_pooling": (
+        layers.AttentionPooling,
+        {"width": 20, "num_heads": 5, "mlp_dim": 28, "num_ignored_tokens": 1, "gelu": "tanh"},
+        (2, 7, 20),
+        {"exempt": [KEY_BIAS], "bad": [{"num_heads": 3}, {"gelu": "relu"}]},
+    ),
     "pooling_token": (layers.Pooling, {"mode": "token"}, (2, 7, 20), {"bad": [{"mode": "max"}]}),
     "pooling_mean": (layers.Pooling, {"mode": "mean", "num_prefix_tokens": 1}, (2, 7, 20), {}),
     "patch_grid": (

@@ -205,6 +205,20 @@ class OnnxOperators:
         z = self._transpose(z, 0, 2, 1, 3)  # (B, T, h, d)
         return self._reshape(z, -1, num_heads * size)  # (B * T, h * d)
 
+    def weigh(self, scores: Tensor, values: Tensor, start: int, tokens: int) -> Tensor:
+        heads, size = scores.shape[-1], values.shape[-1]
+        scores, values = self.by_image(scores, tokens), self.by_image(values, tokens)
+        if start:
+            scores = self._slice(scores, start, tokens)  # (B, T, h)
+            values = self._slice(values, start, tokens)  # (B, T, h * d)
+        left = tokens - start
+        scores = self._reshape(self._transpose(scores, 0, 2, 1), -1, heads, 1, left)
+        scores = self.activate(scores, "softmax")  # (B, h, 1, T)
+        v = self._reshape(values, -1, left, heads, size // heads)
+        v = self._transpose(v, 0, 2, 1, 3)  # (B, h, T, d)
+        z = self.node("MatMul", scores, v, shape=(-1, heads, 1, size // heads))
+        return self._reshape(z, -1, size)  # (B, h * d)
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return self.node("Add", x, y)
 

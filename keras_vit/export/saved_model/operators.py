@@ -139,6 +139,15 @@ class TensorFlowOperators:
         # shape of -1 would hide.
         return tf.reshape(z, tf.concat([tf.shape(rows_of)[:1], [columns]], axis=0))
 
+    def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
+        tf, heads = self.tf, scores.shape[-1]
+        scores = self.by_image(scores, tokens)[:, start:, None]  # (B, T, 1, h)
+        scores = tf.transpose(tf.cast(scores, tf.float32), [0, 3, 2, 1])  # (B, h, 1, T)
+        scores = tf.cast(tf.nn.softmax(scores), values.dtype)
+        v = tf.reshape(values, [-1, tokens, heads, values.shape[-1] // heads])[:, start:]
+        z = tf.matmul(scores, tf.transpose(v, [0, 2, 1, 3]))  # (B, h, 1, d)
+        return tf.reshape(z, [-1, values.shape[-1]])  # (B, h * d)
+
     def add(self, x: Any, y: Any) -> Any:
         return x + y
 

@@ -155,6 +155,16 @@ class TFLiteOperators:
         z = tf.transpose(tf.matmul(scores, v), [0, 2, 1, 3])  # (B, T, h, d)
         return tf.reshape(z, [-1, z.shape[2] * z.shape[3]])  # (B * T, h * d)
 
+    def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
+        tf, heads = self.tf, scores.shape[-1]
+        scores = self._by_head(scores, tokens, heads)  # (B, h, T, 1)
+        v = self._by_head(values, tokens, heads)  # (B, h, T, d)
+        if start:
+            scores, v = scores[:, :, start:], v[:, :, start:]
+        left = tokens - start
+        scores = tf.nn.softmax(tf.reshape(scores, [self.batch, heads, 1, left]))
+        return tf.reshape(tf.matmul(scores, v), [-1, values.shape[-1]])  # (B, h * d)
+
     def add(self, x: Any, y: Any) -> Any:
         return x + y
 

@@ -6,6 +6,7 @@ from typing import Any
 from keras_vit.weights.formats.big_vision import BIG_VISION
 from keras_vit.weights.formats.google import GOOGLE
 from keras_vit.weights.formats.huggingface import HUGGINGFACE
+from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
 from keras_vit.weights.formats.table import Format
 from keras_vit.weights.formats.timm import DEIT3, DINOV2, MAE, TIMM
 from keras_vit.weights.formats.torchvision import TORCHVISION
@@ -19,6 +20,7 @@ FORMATS = {
         BIG_VISION,
         TORCHVISION,
         HUGGINGFACE,
+        HUGGINGFACE_CLIP,
         VIT_PYTORCH,
         MAE,
         DINOV2,

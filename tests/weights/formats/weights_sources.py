@@ -155,13 +155,23 @@ def torchvision_vit(seed=0, **fields):
 def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
     import transformers
 
-    families = ("Dinov2WithRegisters", "Dinov2", "ViTMAE", "DeiT", "ViT")
+    families = ("Siglip", "Dinov2WithRegisters", "Dinov2", "ViTMAE", "DeiT", "ViT")
     family = next(family for family in families if kind.startswith(family))
     words = (
         "image_size patch_size hidden_size num_attention_heads intermediate_size num_hidden_layers"
         " num_labels"
     )
     arguments = tiny_arguments(words, {"attn_implementation": "eager"} | fields)
+    if family == "Siglip":
+        towers = {k: arguments.pop(k) for k in ("num_labels", "attn_implementation")}
+        config = transformers.SiglipVisionConfig(**arguments)
+        if kind != "SiglipVisionModel":
+            sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+            text = {k: arguments[k] for k in sizes} | {"vocab_size": 9}
+            config = transformers.SiglipConfig(
+                text_config=text, vision_config=arguments, num_labels=towers["num_labels"]
+            )
+        return randomize(getattr(transformers, kind)(config), seed)
     config = getattr(transformers, f"{family}Config")(**arguments)
     return randomize(getattr(transformers, kind)(config), seed)
 

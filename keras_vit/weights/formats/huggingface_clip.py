@@ -1,0 +1,140 @@
+"""Image towers of transformers' SigLIP and of SigLIP 2 at a fixed resolution.
+
+A checkpoint holds the tower alone, or a whole model of images and text, of which only the tower is
+loaded. Its last LayerNorm is followed by attention pooling, which a classifier does not use: it
+averages the tokens. `config.json` states GELU and epsilon; on the Hub it often omits defaults.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from keras_vit.config import ViTConfig
+from keras_vit.weights.formats import huggingface_config
+from keras_vit.weights.formats.table import Format, Header, Pair, Reading
+from keras_vit.weights.formats.torch_names import (
+    CONV,
+    FROM_HEADS,
+    HEADS_BIAS,
+    INTO_HEADS,
+    QKV,
+    linear,
+    norm,
+    qkv,
+)
+
+# transformers' defaults by the tower's model type. A whole model's is that without the ending.
+DEFAULTS = {
+    "siglip_vision_model": {
+        "num_attention_heads": 12,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+        "image_size": 224,
+    },
+}
+WHOLE = {kind.removesuffix("_vision_model"): kind for kind in DEFAULTS}
+BLOCK = "encoder.layers.0"
+
+
+def read_clip(header: Header) -> Reading:
+    """The config: from shapes, then from `config.json`."""
+    width, channels, ph, pw = header.shape("embeddings.patch_embedding.weight", 4)
+    stated = huggingface_config.stated_fields(_tower(header.config), header.pixels, channels)
+    assumed = header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)
+    rows = header.shape("embeddings.position_embedding.weight", 2)[0]
+    size, _ = header.table_size(rows, [0], (ph, pw), stated.pop("image_size", None))
+    hidden = header.shape(f"{BLOCK}.mlp.fc1.weight", 2)[0]
+    pooled_hidden = header.size("head.mlp.fc1.weight", 0, hidden)
+    classes = header.size("classifier.weight", 0, 0)
+    if not classes:
+        stated.pop("labels", None)
+    fields = {
+        "image_size": size,
+        "patch_size": (ph, pw),
+        "in_channels": channels,
+        "width": width,
+        "depth": header.count(r"encoder\.layers\.(\d+)\."),
+        "num_heads": header.heads(width, stated.pop("num_heads", None)),
+        "mlp_dim": hidden,
+        "norm_epsilon": 1e-6,
+        "gelu": "tanh",
+        "class_token": False,
+        "pooling": "map" if header.has(r"head\.probe$") and not classes else "mean",
+        "pooling_mlp_dim": None if pooled_hidden == hidden else pooled_hidden,
+        "num_classes": classes,
+        "interpolation": "huggingface",
+    }
+    return Reading(fields | stated, assumed=tuple(sorted(assumed)))
+
+
+def _tower(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.json` states of the image tower, with transformers' defaults."""
+    if "model_type" not in config:
+        return dict(config)
+    kind = config["model_type"]
+    tower = config
+    if isinstance(kind, str) and kind in WHOLE:
+        tower = {"model_type": WHOLE[kind], **(config.get("vision_config") or {})}
+        kind = tower["model_type"]
+    if not isinstance(kind, str) or kind not in DEFAULTS:
+        raise ValueError(
+            f"model_type in config.json must be one of {', '.join((*WHOLE, *DEFAULTS))}. "
+            f"Received: model_type={kind!r}"
+        )
+    fields = {**DEFAULTS[kind], **tower, "id2label": config.get("id2label")}
+    del fields["model_type"]
+    return fields
+
+
+def clip_rows(config: ViTConfig) -> Iterator[Pair]:
+    """The table of names."""
+    yield from linear("embeddings.patch_embedding", "patches/projection", CONV)
+    yield Pair("embeddings.position_embedding.weight", ("position_embedding/table",))
+    for i in range(config.depth):
+        yield from _block(f"encoder.layers.{i}", f"encoder_block_{i}")
+    yield from norm("post_layernorm", "encoder_norm")
+    if config.attention_pooling:
+        yield from _attention_pooling()
+    if config.num_classes:
+        yield from linear("classifier", "head")
+
+
+def _block(theirs: str, ours: str) -> Iterator[Pair]:
+    yield from norm(f"{theirs}.layer_norm1", f"{ours}/attention_norm")
+    for name in QKV:
+        source, path = f"{theirs}.self_attn.{name[0]}_proj", f"{ours}/attention/{name}"
+        yield Pair(f"{source}.weight", (f"{path}/kernel",), INTO_HEADS)
+        yield Pair(f"{source}.bias", (f"{path}/bias",), HEADS_BIAS)
+    output = f"{ours}/attention/attention_output"
+    yield from linear(f"{theirs}.self_attn.out_proj", output, FROM_HEADS)
+    yield from norm(f"{theirs}.layer_norm2", f"{ours}/mlp_norm")
+    for i in (1, 2):
+        yield from linear(f"{theirs}.mlp.fc{i}", f"{ours}/mlp/dense_{i}")
+
+
+def _attention_pooling() -> Iterator[Pair]:
+    yield Pair("head.probe", ("pooling/probe",))
+    yield from qkv(
+        "head.attention.in_proj_weight", "head.attention.in_proj_bias", "pooling/attention"
+    )
+    output = "pooling/attention/attention_output"
+    yield from linear("head.attention.out_proj", output, FROM_HEADS)
+    yield from norm("head.layernorm", "pooling/norm")
+    for i in (1, 2):
+        yield from linear(f"head.mlp.fc{i}", f"pooling/mlp/dense_{i}")
+
+
+HUGGINGFACE_CLIP = Format(
+    name="huggingface_clip",
+    mark=r"(?P<prefix>(.*\.)?)embeddings\.patch_embedding\.weight",
+    read_config=read_clip,
+    rows=clip_rows,
+    dropped={
+        r"text_model\.": "the text tower of an image-text model",
+        r"logit_(scale|bias)$": "the loss of an image-text model",
+        r"(embeddings|.*\.embeddings)\.position_ids$": "the numbers of the positions",
+        r"head\.": "attention pooling that the classifier does not use",
+    },
+    refused={
+        r"pre_layrnorm\.|embeddings\.class_embedding$": "a LayerNorm before the blocks (CLIP)",
+    },
+)

@@ -1,0 +1,130 @@
+"""transformers' image towers of image-text models against transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import weights_sources as sources
+from weights_sources import assert_same_logits, images, logits, torch_logits, torch_output
+
+import keras_vit
+from keras_vit.weights.formats import huggingface_clip
+from keras_vit.weights.load import inspect
+
+KINDS = {
+    "SiglipVisionModel": {},
+    "SiglipVisionModel, larger": {"image_size": 40},
+    "SiglipVisionModel, exact": {"hidden_act": "gelu", "layer_norm_eps": 1e-2, "num_channels": 1},
+    "SiglipForImageClassification": {},
+    "SiglipModel": {},
+}
+
+
+def saved(tmp_path, kind, **fields):
+    """A random model of transformers and the folder that it writes."""
+    source = sources.huggingface_vit(kind.split(",")[0], **fields)
+    source.save_pretrained(tmp_path / "source")
+    return source, tmp_path / "source"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_siglip_equals_source(tmp_path, kind):
+    source, folder = saved(tmp_path, kind, **KINDS[kind])
+    whole = getattr(source, "vision_model", source) if kind == "SiglipModel" else source
+    model = assert_same_logits(folder, whole, wrong={"norm_epsilon": 0.1})
+    assert model.config.gelu == ("exact" if "exact" in kind else "tanh")
+    classifier = kind == "SiglipForImageClassification"
+    assert model.config.pooling == ("mean" if classifier else "map")
+    assert model.config.num_classes == (3 if classifier else 0)
+
+
+@pytest.mark.parametrize("kind", ["SiglipVisionModel", "SiglipForImageClassification"])
+def test_siglip_equals_source_at_another_resolution(tmp_path, kind):
+    source, folder = saved(tmp_path, kind)
+    model = keras_vit.from_pretrained(folder, image_size=40)
+    batch = images(40)
+    expected = torch_logits(source, batch, interpolate_pos_encoding=True)
+    np.testing.assert_allclose(logits(model, batch), expected, atol=1e-5)
+    other = keras_vit.from_pretrained(folder, image_size=40, interpolation="timm")
+    assert np.abs(logits(other, batch) - expected).max() > 1e-3
+
+
+def test_siglip_without_its_pooling_averages_tokens(tmp_path):
+    """As the library's own classifier does, with and without arrays of attention pooling."""
+    source, folder = saved(tmp_path, "SiglipVisionModel")
+    tokens = torch_output(source, images()).last_hidden_state.numpy()
+    mean = keras_vit.from_pretrained(folder, pooling="mean")
+    np.testing.assert_allclose(logits(mean, images()), tokens.mean(1), atol=1e-5)
+    np.testing.assert_allclose(logits(mean.features("tokens"), images()), tokens, atol=1e-5)
+    _, bare = saved(tmp_path / "bare", "SiglipVisionModel", vision_use_head=False)
+    assert inspect(bare).config.pooling == "mean"
+
+
+@pytest.mark.backend_free
+def test_siglip_names_what_is_not_loaded(tmp_path):
+    _, folder = saved(tmp_path, "SiglipModel")
+    dropped = inspect(folder).dropped
+    assert dropped["text_model.embeddings.token_embedding.weight"].startswith("the text tower")
+    assert dropped["logit_scale"] == dropped["logit_bias"] == "the loss of an image-text model"
+    assert not [name for name in dropped if name.startswith("vision_model.")]
+    mean = inspect(folder, pooling="mean").dropped
+    assert mean["vision_model.head.probe"] == "not used: pooling='mean'"
+    _, folder = saved(tmp_path / "classifier", "SiglipForImageClassification")
+    assert inspect(folder).dropped["vision_model.head.probe"].startswith("attention pooling that")
+    assert inspect(folder, num_classes=5).config.pooling == "mean"
+
+
+@pytest.mark.backend_free
+def test_siglip_prefix_of_older_files_and_defaults_that_a_config_omits(tmp_path):
+    source, folder = saved(tmp_path, "SiglipVisionModel", hidden_size=24, num_attention_heads=12)
+    arrays = {f"vision_model.{k}": v for k, v in sources.state(source).items()}
+    expected = inspect(folder).config
+    for config in (
+        {"model_type": "siglip", "vision_config": {"model_type": "siglip_vision_model"}},
+        {"model_type": "siglip_vision_model"},
+        {"model_type": "siglip"},
+    ):
+        found = inspect(sources.save(tmp_path / "old", arrays, config))
+        assert found.config == expected and not found.assumed
+    found = inspect(sources.bare(tmp_path, arrays), num_heads=12)
+    assert found.config == expected
+    assert found.assumed == {"gelu": "tanh", "norm_epsilon": 1e-6}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "siglip2"},
+        {"model_type": "siglip2_vision_model"},
+        {"model_type": "siglip", "vision_config": {"model_type": "siglip2_vision_model"}},
+        {"model_type": ["siglip"]},
+    ],
+)
+def test_siglip_other_model_types_are_refused(tmp_path, config):
+    source, _ = saved(tmp_path, "SiglipVisionModel")
+    folder = sources.save(tmp_path / "other", sources.state(source), config)
+    with pytest.raises(ValueError, match="must be one of siglip, siglip_vision_model"):
+        keras_vit.from_pretrained(folder)
+
+
+@pytest.mark.backend_free
+def test_siglip_arrays_that_are_unknown_are_refused(tmp_path):
+    source, folder = saved(tmp_path, "SiglipVisionModel")
+    config = json.loads((folder / "config.json").read_text())
+    arrays = sources.state(source)
+    more = arrays | {"encoder.layers.0.gate": np.ones(3, "float32")}
+    with pytest.raises(ValueError, match=r"extra: 'encoder\.layers\.0\.gate'"):
+        keras_vit.from_pretrained(sources.save(tmp_path / "more", more, config))
+    less = {k: v for k, v in arrays.items() if k != "head.mlp.fc2.bias"}
+    with pytest.raises(ValueError, match=r"missing: 'head\.mlp\.fc2\.bias'"):
+        keras_vit.from_pretrained(sources.save(tmp_path / "less", less, config))
+
+
+@pytest.mark.backend_free
+def test_clip_defaults_are_those_of_transformers():
+    import transformers
+
+    for kind, defaults in huggingface_clip.DEFAULTS.items():
+        config = transformers.AutoConfig.for_model(kind)
+        assert {name: getattr(config, name) for name in defaults} == defaults
