@@ -88,7 +88,7 @@ def attention_gradient(
         relevance = np.tile(identity, (len(relevant[0]), 1, 1))
         for attended in relevant:
             relevance += attended @ relevance
-        maps[part] = patches_to_head(relevance - identity, model)
+        maps[part] = patches_to_head(relevance - identity, model, images[part])
     return maps
 
 

@@ -60,7 +60,8 @@ def read_tokens(config: ViTConfig) -> slice:
     """The tokens of the last block that the head reads; without pooling, the patches."""
     if config.pooling == "token":
         return slice(0, 1)
-    return slice(0 if config.pooling == "mean_all" else config.num_prefix_tokens, None)
+    every = config.pooling in ("mean_all", "map_all")
+    return slice(0 if every else config.num_prefix_tokens, None)
 
 
 def batch_slices(images: np.ndarray, config: ViTConfig) -> Iterator[slice]:

@@ -110,6 +110,8 @@ def target_config(
         # paper: one linear layer for fine-tuning).
         if classes:
             fields["representation_size"] = None
+            if source.head_bias is None:  # as in a projection, which a classifier replaces
+                fields["head_bias"] = 0.0
     channels = given.get("in_channels", source.in_channels)
     if channels != source.in_channels:
         fields |= _pixel_fields(source, channels)

@@ -165,7 +165,8 @@ def _leave_out(plan: Plan, name: str, path: str) -> None:
         "pooling": f"not used: pooling={target.pooling!r}",
     }
     reason = reasons.get(path.split("/")[0])
-    if reason is None:
+    kept = path in adapt.HEAD and target.num_classes and not plan.new_head
+    if reason is None or kept:
         plan.extra.append(plan.names[name])
     else:
         plan.dropped[plan.names[name]] = reason

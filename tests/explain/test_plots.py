@@ -357,7 +357,21 @@ def test_plots_refuse(name, arguments, message):
 
 
 @pytest.mark.backend_free
+def test_plot_pooling_map_holds_the_mean_and_each_head():
+    model = model_of("map")
+    image = pixels(channels=model.config.in_channels)
+    figure = plots.plot_pooling_map(model, image)
+    maps = 100 * explain.pooling_map(model, preprocess(image, model.config))[0]
+    found = values_of(figure)
+    np.testing.assert_allclose(found[0], maps.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found[1:], maps, rtol=1e-5)
+    assert np.abs(maps[0] - maps[1]).max() > 1e-1
+
+
+@pytest.mark.backend_free
 def test_plots_refuse_what_a_model_lacks():
+    with pytest.raises(ValueError, match="pooling='token'"):
+        plots.plot_pooling_map(model_of("paper"), pixels())
     with pytest.raises(ValueError, match="position_embedding='none'"):
         plots.plot_position_similarity(model_of("no_positions"))
     with pytest.raises(ValueError, match="num_classes=0"):

@@ -196,7 +196,8 @@ function showAttention() {
   const peaks = floats(data.attention.peaks);
   const sums = floats(data.attention.sums);
   const context = canvasOf("attention-map");
-  const pooled = data.pooling === "mean_all" ? "mean of all tokens" : "mean of the patches";
+  const pooled = ["mean_all", "map_all"].includes(data.pooling)
+    ? "mean of all tokens" : "mean of the patches";
   const fixed = data.classToken ? "class token" : pooled;
   const chosen = {
     layer: layers - 1,
@@ -327,6 +328,14 @@ function showEvidence() {
   find("rollout-peak").textContent = percent(data.rollout.peak);
   rolloutContext.canvas.setAttribute("aria-label", "Attention rollout over the image");
   overlays.push(() => drawMap(rolloutContext, rollout));
+  if (data.poolingMap !== null) {
+    find("pooling-panel").hidden = false;
+    const levels = bytes(data.poolingMap.levels);
+    const context = canvasOf("pooling");
+    find("pooling-peak").textContent = percent(data.poolingMap.peak);
+    context.canvas.setAttribute("aria-label", "Attention of the pooling over the image");
+    overlays.push(() => drawMap(context, levels));
+  }
   if (data.gradients !== null) showGradients();
 }
 

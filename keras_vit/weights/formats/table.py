@@ -224,6 +224,14 @@ POOLS_ITS_TOKEN = Limit(
     lambda c: (c.pooling == "token") == c.class_token,
     "pooling must be 'token' with a class token and 'mean' without one",
 )
+POOLING_SIZES = Limit(
+    lambda c: (
+        not c.attention_pooling
+        or (c.pooling_heads in (None, c.num_heads) and c.pooling_mlp_dim in (None, c.mlp_dim))
+    ),
+    "pooling_heads and pooling_mlp_dim must be None, they are {0.pooling_heads} and "
+    "{0.pooling_mlp_dim}",
+)
 HAS_HEAD = Limit(
     lambda c: c.num_classes > 0,
     "num_classes must be greater than 0: the format's models have a head",

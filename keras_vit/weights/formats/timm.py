@@ -18,6 +18,7 @@ from keras_vit.weights.formats.table import (
     Format,
     Header,
     Limit,
+    POOLING_SIZES,
     Pair,
     Reading,
     Row,
@@ -25,6 +26,8 @@ from keras_vit.weights.formats.table import (
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
+    HEADS_BIAS,
+    INTO_HEADS,
     IMAGENET_PIXELS,
     TABLE,
     linear,
@@ -41,7 +44,6 @@ DROPPED = {
     r"mask_token$": "the mask token of pretraining",
     r"decoder_": "the decoder of pretraining",
     r"head_dist\.": "the head of a distillation token, replaced as requested",
-    r"attn_pool\.": "attention pooling, replaced as requested",
 }
 REFUSED = {
     r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
@@ -63,10 +65,6 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     if header.has("dist_token$"):
         header.require_new_head("two class tokens with a head each (DeiT distilled)")
         names = DISTILLED
-    pooled = header.has(r"attn_pool\.") or stated.get("pooling") == "map"
-    if pooled:
-        header.require_new_head("attention pooling", pooling=True)
-        stated.pop("pooling", None)
     registers = header.size(names["registers"], 1, 0)
     token = "cls_token" in header.shapes
     rows = header.size("pos_embed", 1, 0)
@@ -86,6 +84,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         assumed -= {"num_heads"}
     heads = header.heads(width, stated.pop("num_heads", None))
     _check_block_norm(header)
+    pooling = _pooling_fields(header, hidden)
     averaged = not token or header.has(r"fc_norm\.")
     fields = {
         "image_size": size,
@@ -106,6 +105,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "position_embedding": "learned" if rows else "none",
         "position_class_row": bool(row),
         "pooling": "mean" if averaged else "token",
+        **pooling,
         "final_norm": _final_norm(header),
         "representation_size": header.size("pre_logits.fc.weight", 0, None),
         "num_classes": header.size("head.weight", 0, 0),
@@ -118,9 +118,18 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     for name in ("pixel_mean", "pixel_std"):
         if isinstance(stated.get(name), tuple) and len(stated[name]) != channels:
             del stated[name]
-    if averaged:
+    # Attention may pool the tokens before the patches too, which no array shows.
+    if (not token and not registers) if pooling else averaged:
         assumed -= {"pooling"}
-    return Reading(fields | stated, style, pooled or names is DISTILLED, tuple(sorted(assumed)))
+    return Reading(fields | stated, style, names is DISTILLED, tuple(sorted(assumed)))
+
+
+def _pooling_fields(header: Header, hidden: int) -> dict[str, Any]:
+    """The fields of attention pooling; none if there is no such head."""
+    if not header.has(r"attn_pool\."):
+        return {}
+    rows = header.shape("attn_pool.mlp.fc1.weight", 2)[0]
+    return {"pooling": "map", "pooling_mlp_dim": None if rows == hidden else rows}
 
 
 def _table(header, rows, patch, token, registers, stated):
@@ -181,6 +190,8 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
     if config.final_norm != "none":
         after = config.final_norm == "after_pooling"
         yield from norm("fc_norm" if after else "norm", "encoder_norm")
+    if config.attention_pooling:
+        yield from _attention_pooling()
     if config.representation_size is not None:
         yield from linear("pre_logits.fc", "pre_logits")
     if config.num_classes:
@@ -201,6 +212,17 @@ def _block(config, theirs, ours, scales) -> Iterator[Pair]:
     if config.layer_scale is not None:
         for theirs_scale, branch in zip(scales, ("attention", "mlp"), strict=True):
             yield Pair(f"{theirs}.{theirs_scale}", (f"{ours}/{branch}_scale/gamma",))
+
+
+def _attention_pooling() -> Iterator[Pair]:
+    yield Pair("attn_pool.latent", ("pooling/probe",))
+    ours = "pooling/attention"
+    yield from linear("attn_pool.q", f"{ours}/query", INTO_HEADS, HEADS_BIAS)
+    yield from qkv("attn_pool.kv.weight", "attn_pool.kv.bias", ours, ("key", "value"))
+    yield from linear("attn_pool.proj", f"{ours}/attention_output", FROM_HEADS)
+    yield from norm("attn_pool.norm", "pooling/norm")
+    for i in (1, 2):
+        yield from linear(f"attn_pool.mlp.fc{i}", f"pooling/mlp/dense_{i}")
 
 
 def folded_registers(
@@ -272,6 +294,7 @@ TIMM = Format(
     },
     limits=(
         STANDARD_HEADS,
+        POOLING_SIZES,
         Limit(
             lambda c: not (c.num_registers and c.class_row),
             "position_class_row must be False if there are registers: timm's table has rows for "

@@ -24,6 +24,8 @@ GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh"}
 NORMS = {"layernorm": 1e-6}  # epsilon if only the name is given
 ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 
+POOLS = {ours: theirs for theirs, ours in POOLINGS.items()} | {"mean_all": "avg", "map_all": "map"}
+
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
@@ -53,7 +55,7 @@ def _value(cell: str) -> Any:
 
 
 def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a `ViTConfig` that `config.json` states; `pooling` may be "map"."""
+    """Fields of a `ViTConfig` that `config.json` states."""
     fields = _architecture(config["architecture"]) if "architecture" in config else {}
     arguments = dict(config.get("model_args") or {})
     for name, value in arguments.items():
@@ -74,9 +76,11 @@ def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         fields["position_embedding"] = "none"
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool is not None:
+        every = str(fields.get("pooling")).endswith("_all")  # the architecture's own
         fields["pooling"] = _choice("global_pool", pool, POOLINGS)
-        if fields["pooling"] == "mean" and arguments.get("pool_include_prefix"):
-            fields["pooling"] = "mean_all"
+        every = arguments.get("pool_include_prefix", every)
+        if every and fields["pooling"] in ("mean", "map"):
+            fields["pooling"] += "_all"
     return fields | _pixels(config) | _size(arguments, config)
 
 
@@ -137,7 +141,7 @@ def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
 def config_json(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` from which `timm.create_model("local-dir:...")` builds this model."""
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
-    pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
+    pool = POOLS[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
         "patch_size": list(config.patch_size),
@@ -154,7 +158,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "no_embed_class": not config.class_row,
         "pos_embed": "learn" if config.position_embedding == "learned" else "none",
         "global_pool": pool,
-        "pool_include_prefix": config.pooling == "mean_all",
+        "pool_include_prefix": config.pooling in ("mean_all", "map_all"),
         "final_norm": config.final_norm != "none",
         "fc_norm": config.final_norm == "after_pooling",
         "act_layer": ACTS[config.gelu],

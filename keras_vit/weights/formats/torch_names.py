@@ -22,14 +22,18 @@ def norm(theirs: str, ours: str) -> Iterator[Pair]:
     yield Pair(f"{theirs}.bias", (f"{ours}/beta",))
 
 
-def linear(theirs: str, ours: str, layout: Layout = MATRIX) -> Iterator[Pair]:
+def linear(
+    theirs: str, ours: str, layout: Layout = MATRIX, bias: Layout = Layout("")
+) -> Iterator[Pair]:
     """The rows of a Linear or a convolution with bias."""
     yield Pair(f"{theirs}.weight", (f"{ours}/kernel",), layout)
-    yield Pair(f"{theirs}.bias", (f"{ours}/bias",))
+    yield Pair(f"{theirs}.bias", (f"{ours}/bias",), bias)
 
 
-def qkv(weight: str, bias: str | None, ours: str) -> Iterator[Pair]:
+def qkv(
+    weight: str, bias: str | None, ours: str, names: tuple[str, ...] = QKV
+) -> Iterator[Pair]:
     """The rows of one matrix for query, key and value: timm, torchvision, vit-pytorch."""
-    yield Pair(weight, tuple(f"{ours}/{name}/kernel" for name in QKV), INTO_HEADS)
+    yield Pair(weight, tuple(f"{ours}/{name}/kernel" for name in names), INTO_HEADS)
     if bias is not None:
-        yield Pair(bias, tuple(f"{ours}/{name}/bias" for name in QKV), HEADS_BIAS)
+        yield Pair(bias, tuple(f"{ours}/{name}/bias" for name in names), HEADS_BIAS)

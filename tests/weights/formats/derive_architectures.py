@@ -17,7 +17,8 @@ from pathlib import Path
 
 MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybrid",
            "vision_transformer_relpos", "naflexvit")  # fmt: skip
-COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling", "unlike")
+COLUMNS = ("architecture", "num_heads", "gelu", "norm_epsilon", "pooling",
+           "pooling_heads", "unlike")  # fmt: skip
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
 
@@ -47,13 +48,19 @@ def derive(name: str, file: str) -> dict:
         return {"unlike": reason}
     block = module.blocks[0]
     pooling = POOLINGS[module.global_pool]
-    if pooling == "mean" and module.pool_include_prefix:
-        pooling = "mean_all"
+    # Eva's attention pooling reads all tokens.
+    if pooling in ("mean", "map") and getattr(module, "pool_include_prefix", pooling == "map"):
+        pooling += "_all"
+    pool = getattr(module, "attn_pool", None)
+    heads = {} if pool is None else {"pooling_heads": pool.num_heads}
+    if heads == {"pooling_heads": block.attn.num_heads}:
+        heads = {}
     return {
         "num_heads": block.attn.num_heads,
         "gelu": GELUS[type(block.mlp.act).__name__],
         "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
+        **heads,
     }
 
 
@@ -84,6 +91,8 @@ def unlike(module, file: str) -> str:
     ):
         if type(part).__name__ != plain:
             return f"{what} ({type(part).__name__})" if "another" in what else what
+    if type(module.attn_pool).__name__ not in ("NoneType", "AttentionPoolLatent"):
+        return f"another attention pooling ({type(module.attn_pool).__name__})"
     if type(block.mlp.act).__name__ == "QuickGELU":
         return "QuickGELU"
     return ""

@@ -30,6 +30,9 @@ KINDS = {
     "no last norm": {"final_norm": False},
     "no head": {"num_classes": 0},
     "one channel": {"in_chans": 1},
+    "attention pooling": {"global_pool": "map", "class_token": False},
+    "attention pooling of registers": {"global_pool": "map", "reg_tokens": 1, "num_classes": 0}
+    | {"no_embed_class": True},
 }
 # What a state dict alone does not state.
 UNSTATED = {
@@ -39,6 +42,8 @@ UNSTATED = {
 STATED = {
     "gap before norm": {"global_pool": "avg", "fc_norm": False},
     "all tokens": {"global_pool": "avg", "pool_include_prefix": True},
+    "attention pooling of all tokens": {"global_pool": "map", "pool_include_prefix": True},
+    "norm after attention pooling": {"global_pool": "map", "fc_norm": True},
     "tanh": {"act_layer": "gelu_tanh"},
     "not square": {"img_size": [16, 144]},  # of 36 patches, which a bare file would call 6 x 6
 }
@@ -194,7 +199,6 @@ def test_timm_distilled_trunk_equals_source(tmp_path):
     ("fields", "message"),
     [
         ({"pre_norm": True}, "CLIP"),
-        ({"global_pool": "map", "class_token": False}, "attention pooling"),
     ],
 )
 def test_timm_other_architectures_are_named(tmp_path, fields, message):
@@ -275,6 +279,30 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
     model = keras_vit.from_pretrained(path, num_heads=5, num_classes=0, pooling="mean")
     tokens = torch_output(source.forward_features, images())
     np.testing.assert_allclose(logits(model, images()), tokens.mean(1).numpy(), atol=1e-5)
+    reasons = set(inspect(path, num_heads=5, pooling="mean").dropped.values())
+    assert reasons == {"not used: pooling='mean'"}
+
+
+@pytest.mark.backend_free
+def test_timm_attention_pooling_of_prefix_tokens_is_an_assumption(tmp_path):
+    """No array shows whether it reads the class token too."""
+    fields = {"num_heads": 5, "gelu": "exact", "norm_epsilon": 1e-6}
+    fields["position_embedding"] = "learned"
+    arrays = sources.state(sources.timm_vit(global_pool="map"))
+    path = bare(tmp_path, arrays)
+    assert inspect(path, **fields).assumed == {"pooling": "map"}
+    source = sources.timm_vit(global_pool="map", pool_include_prefix=True)
+    assert_same_logits(path, source, **fields, pooling="map_all", wrong={"pooling": "map"})
+    path = bare(tmp_path, sources.state(sources.timm_vit(global_pool="map", class_token=False)))
+    assert inspect(path, **fields).assumed == {}
+
+
+@pytest.mark.backend_free
+def test_timm_attention_pooling_of_another_size_is_not_written(tmp_path):
+    for fields in ({"pooling_heads": 4}, {"pooling_mlp_dim": 24}):
+        model = sources.random_vit(class_token=False, pooling="map", **fields)
+        with pytest.raises(ValueError, match="pooling_heads and pooling_mlp_dim must be None"):
+            keras_vit.save_pretrained(model, tmp_path / "timm", format="timm")
 
 
 @pytest.mark.backend_free
