@@ -2,11 +2,11 @@
 
 import itertools
 
+import explain_cases
 import keras
 import numpy as np
 import pytest
 from conformance import arrays, images, tiny_model
-import explain_cases
 from explain_cases import case, weights
 
 from keras_vit import explain
@@ -258,9 +258,13 @@ def test_pooling_map_is_the_attention_of_the_probe(kind):
     rollout = explain.rollout_map(model, x)
     np.testing.assert_allclose(rollout, expected, atol=1e-5)
     assert np.abs(rollout - rows.mean(1).reshape(2, 3, 2)).max() > 1e-3
-    largest = np.einsum("bt,btn->bn", read.max(1), explain.attention_rollout(
-        model, x, head_fusion="max"
-    )[:, -read.shape[-1] :, config.num_prefix_tokens :]) / read.max(1).sum(-1, keepdims=True)
+    largest = np.einsum(
+        "bt,btn->bn",
+        read.max(1),
+        explain.attention_rollout(model, x, head_fusion="max")[
+            :, -read.shape[-1] :, config.num_prefix_tokens :
+        ],
+    ) / read.max(1).sum(-1, keepdims=True)
     found = explain.rollout_map(model, x, head_fusion="max")
     np.testing.assert_allclose(found, largest.reshape(2, 3, 2), atol=1e-5)
 

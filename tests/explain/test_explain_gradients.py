@@ -16,7 +16,7 @@ STEP = 1e-4
 # Every kind on TensorFlow; the rest differs in nothing that a backend sees. JAX compiles each
 # operation for each number of tokens: one model and one batch do there.
 EVERYWHERE = ("registers",)
-KINDS = (*EVERYWHERE, "mean", "post_norm", "mean_all", "qk_norm", "all_tokens", "pre_logits")
+KINDS = (*EVERYWHERE, "mean", "post_norm", "mean_all", "qk_norm", "all_tokens", "pre_logits", "map")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 each_kind = pytest.mark.parametrize("kind", KINDS if TENSORFLOW else EVERYWHERE)
 

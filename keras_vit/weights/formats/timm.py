@@ -13,12 +13,12 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import timm_config
 from keras_vit.weights.formats.table import (
+    POOLING_SIZES,
     STANDARD_HEADS,
     Derived,
     Format,
     Header,
     Limit,
-    POOLING_SIZES,
     Pair,
     Reading,
     Row,
@@ -27,8 +27,8 @@ from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
     HEADS_BIAS,
-    INTO_HEADS,
     IMAGENET_PIXELS,
+    INTO_HEADS,
     TABLE,
     linear,
     norm,

@@ -30,9 +30,7 @@ def linear(
     yield Pair(f"{theirs}.bias", (f"{ours}/bias",), bias)
 
 
-def qkv(
-    weight: str, bias: str | None, ours: str, names: tuple[str, ...] = QKV
-) -> Iterator[Pair]:
+def qkv(weight: str, bias: str | None, ours: str, names: tuple[str, ...] = QKV) -> Iterator[Pair]:
     """The rows of one matrix for query, key and value: timm, torchvision, vit-pytorch."""
     yield Pair(weight, tuple(f"{ours}/{name}/kernel" for name in names), INTO_HEADS)
     if bias is not None:

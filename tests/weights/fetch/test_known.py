@@ -44,7 +44,6 @@ def test_known_rows_as_timm_states_them(timm):
     "name",
     [
         "vit_base_patch16_clip_224.openai",  # LayerNorm before the blocks, quick GELU
-        "vit_base_patch16_siglip_224.webli",  # attention pooling
         "vit_base_patch16_rpn_224.sw_in1k",  # LayerNorm inside the branch
         "vit_pwee_patch16_reg1_gap_256.sbb_in1k",  # parallel branches
         "vit_giant_patch14_dinov2.lvd142m",  # SwiGLU
