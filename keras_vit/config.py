@@ -14,7 +14,7 @@ CHOICES = {
     "gelu": ("exact", "tanh"),
     "position_embedding": ("learned", "learned_2d", "sincos_2d", "none"),
     "interpolation": tuple(PRESETS),
-    "pooling": ("token", "mean", "mean_all", "map", "map_all", None),
+    "pooling": ("token", "token_pair", "token_mean", "mean", "mean_all", "map", "map_all", None),
     "final_norm": ("before_pooling", "after_pooling", "none"),
     "head_init": ("zeros", "truncated_normal"),
     "resize_method": RESIZE_METHODS,
@@ -91,21 +91,26 @@ class ViTConfig:
     # -- the tokens
     class_token: bool = True
     """Whether a learned class token precedes the patches."""
+    distillation_token: bool = False
+    """Whether a learned distillation token follows the class token (DeiT)."""
     num_registers: int = 0
-    """Number of learned register tokens between the class token and the patches."""
+    """Number of learned register tokens in front of the patches."""
     patch_norm: bool = False
     """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch)."""
     position_embedding: str = "learned"
     """"learned" (one row per position), "learned_2d" (rows + columns), "sincos_2d" or "none"."""
     position_class_row: bool = True
-    """Whether a learned table has a row for the class token. Ignored without a class token."""
+    """Whether a learned table has a row for the class token, and one for the distillation token.
+    Ignored without a class token."""
     interpolation: str = "google"
     """How `resized` resamples the table: a name in `keras_vit.resample.PRESETS`."""
 
     # -- the output
     pooling: str | None = "token"
-    """"token", "mean" (of the patch tokens), "mean_all" (of all tokens), "map" (attention pooling
-    of the patch tokens), "map_all" (of all tokens) or None (no pooling)."""
+    """"token", "token_pair" (class and distillation token, whose two heads are averaged),
+    "token_mean" (class token and mean of the patch tokens, one behind the other), "mean" (of the
+    patch tokens), "mean_all" (of all tokens), "map" (attention pooling of the patch tokens),
+    "map_all" (of all tokens) or None (no pooling)."""
     pooling_heads: int | None = None
     """Heads of attention pooling; None means `num_heads`."""
     pooling_mlp_dim: int | None = None
@@ -179,8 +184,8 @@ class ViTConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Number of tokens before the patches: class token and registers."""
-        return int(self.class_token) + self.num_registers
+        """Number of tokens before the patches: class and distillation token, and registers."""
+        return int(self.class_token) + int(self.distillation_token) + self.num_registers
 
     @property
     def num_tokens(self) -> int:
@@ -192,6 +197,11 @@ class ViTConfig:
         """Whether the position table has a row for the class token."""
         learned = self.position_embedding in ("learned", "learned_2d")
         return self.class_token and self.position_class_row and learned
+
+    @property
+    def num_prefix_rows(self) -> int:
+        """Rows of the position table before those of the patches."""
+        return int(self.class_row) * (1 + int(self.distillation_token))
 
     @property
     def attention_pooling(self) -> bool:
@@ -241,7 +251,14 @@ class ViTConfig:
             self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
-        for name in ("qkv_bias", "qk_norm", "class_token", "patch_norm", "position_class_row"):
+        for name in (
+            "qkv_bias",
+            "qk_norm",
+            "class_token",
+            "patch_norm",
+            "position_class_row",
+            "distillation_token",
+        ):
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)
@@ -281,8 +298,19 @@ class ViTConfig:
         self._check("width", rule, lambda v: v % divisor == 0)
 
     def _check_output(self) -> None:
+        tokens = ("token", "token_pair", "token_mean")
         rule = "be 'mean', 'mean_all', 'map', 'map_all' or None where class_token=False"
-        self._check("pooling", rule, lambda v: v != "token" or self.class_token)
+        self._check("pooling", rule, lambda v: v not in tokens or self.class_token)
+        rule = "be False where class_token=False"
+        self._check("distillation_token", rule, lambda v: not v or self.class_token)
+        rule = "be another than 'token_pair' where distillation_token=False"
+        self._check("pooling", rule, lambda v: v != "token_pair" or self.distillation_token)
+        if self.pooling in ("token_pair", "token_mean"):
+            rule = f"be 'before_pooling' or 'none' for pooling={self.pooling!r}"
+            self._check("final_norm", rule, lambda v: v != "after_pooling")
+        if self.pooling == "token_pair":
+            rule = "be None for pooling='token_pair', which has two heads"
+            self._check("representation_size", rule, lambda v: v is None)
         if self.attention_pooling:
             name = "num_heads" if self.pooling_heads is None else "pooling_heads"
             rule = f"divide width={self.width} for pooling={self.pooling!r}"

@@ -241,6 +241,8 @@ def patches_to_head(
         weights = fusion(_pooling_weights(model, images), axis=1)  # (B, t)
         weights /= np.maximum(weights.sum(-1, keepdims=True), np.finfo("float32").tiny)
         found = np.einsum("bt,btn->bn", weights, rows)
+    elif config.pooling == "token_mean":
+        found = (rows[:, 0] + rows[:, config.num_prefix_tokens :].mean(1)) / 2
     else:
         found = rows.mean(1)
     return found.reshape(len(relevance), *config.grid)  # (B, rows, columns)

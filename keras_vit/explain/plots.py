@@ -452,6 +452,10 @@ def _pooled(config: ViTConfig) -> str:
     """The input of the head, in words."""
     if config.pooling == "token":
         return "the class token"
+    if config.pooling == "token_pair":
+        return "the class and the distillation token"
+    if config.pooling == "token_mean":
+        return "the class token and the mean of all patches"
     every = config.pooling in ("mean_all", "map_all") and config.num_prefix_tokens
     how = "attention to" if config.attention_pooling else "the mean of"
     return f"{how} all tokens" if every else f"{how} all patches"

@@ -98,6 +98,7 @@ def report_data(model: ViT, source: SourceImage, top_k: int = 5) -> dict[str, An
         "grid": config.grid,
         "prefix": config.num_prefix_tokens,
         "classToken": config.class_token,
+        "distillationToken": config.distillation_token,
         "pooling": config.pooling,
         "prediction": classes,
         "attention": _attention(model, images),

@@ -12,7 +12,11 @@ from keras_vit.resample import resample_grid
 
 LOG = logging.getLogger("keras_vit")
 PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"
-HEAD = ("head/kernel", "head/bias")
+
+
+def in_head(path: str) -> bool:
+    """Whether a weight belongs to the head."""
+    return path.startswith("head/")
 
 
 def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) -> np.ndarray:
@@ -20,7 +24,7 @@ def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) 
     if path == PATCHES and source.in_channels != target.in_channels:
         return adapt_channels(value, target.in_channels)
     if path == TABLE and source.grid != target.grid:
-        rule, prefix = target.interpolation, int(source.class_row)
+        rule, prefix = target.interpolation, source.num_prefix_rows
         return resample_grid(value, source.grid, target.grid, rule, prefix=prefix)
     return value
 
@@ -32,7 +36,7 @@ def adapted_shape(
     if path == PATCHES:
         return (*shape[:2], target.in_channels, shape[3])
     if path == TABLE:
-        return (target.num_patches + source.class_row, shape[1])
+        return (target.num_patches + source.num_prefix_rows, shape[1])
     return shape
 
 

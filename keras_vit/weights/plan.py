@@ -121,7 +121,7 @@ def _assign(plan: Plan, header: Header, rows: Iterable[Row]) -> None:
     """Assigns arrays of the file to weights of the model, and notes every array that is left."""
     wanted = weight_shapes(plan.target)
     if plan.new_head:
-        wanted = {path: shape for path, shape in wanted.items() if path not in adapt.HEAD}
+        wanted = {path: shape for path, shape in wanted.items() if not adapt.in_head(path)}
     seen: set[str] = set()
     made: set[str] = set()
     for row in rows:
@@ -165,7 +165,7 @@ def _leave_out(plan: Plan, name: str, path: str) -> None:
         "pooling": f"not used: pooling={target.pooling!r}",
     }
     reason = reasons.get(path.split("/")[0])
-    kept = path in adapt.HEAD and target.num_classes and not plan.new_head
+    kept = adapt.in_head(path) and target.num_classes and not plan.new_head
     if reason is None or kept:
         plan.extra.append(plan.names[name])
     else:
@@ -182,8 +182,8 @@ def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
         if saved != new and path != adapt.TABLE:
             plan.misshaped.append(f"wrong shape: {path} is {saved}, but {new} was requested")
     if adapt.TABLE in made & wanted.keys():
-        rows, new_rows = plan.source.class_row, plan.target.class_row
+        rows, new_rows = plan.source.num_prefix_rows, plan.target.num_prefix_rows
         if rows != new_rows or plan.source.width != plan.target.width:
             plan.misshaped.append(
-                f"wrong shape: {adapt.TABLE} has a class row: {rows}, requested: {new_rows}"
+                f"wrong shape: {adapt.TABLE} has {rows} rows before the patches, requested: {new_rows}"
             )

@@ -202,7 +202,7 @@ function showAttention() {
   const chosen = {
     layer: layers - 1,
     head: "mean",
-    query: !whole || (data.classToken && data.pooling === "token") ? "0" : "patches",
+    query: !whole || (data.classToken && /^token/.test(data.pooling)) ? "0" : "patches",
     patch: Math.floor(ROWS / 2) * COLUMNS + Math.floor(COLUMNS / 2),
   };
 
@@ -317,9 +317,10 @@ function showAttention() {
 }
 
 function prefixNames() {
-  const registers = data.prefix - (data.classToken ? 1 : 0);
-  const names = Array.from({ length: registers }, (_, i) => `register ${i}`);
-  return data.classToken ? ["class token", ...names] : names;
+  const front = data.classToken ? ["class token"] : [];
+  if (data.distillationToken) front.push("distillation token");
+  const registers = data.prefix - front.length;
+  return [...front, ...Array.from({ length: registers }, (_, i) => `register ${i}`)];
 }
 
 function showEvidence() {

@@ -55,6 +55,7 @@ _RULES = {
     "(?:.*/)?pre_logits/kernel": ((None, MODEL), _UNITS),  # (D, R)
     "(?:.*/)?pre_logits/bias": ((MODEL,), _UNITS),
     "(?:.*/)?head/kernel": ((MODEL, None), "width"),  # (D, K) or (R, K)
+    "(?:.*/)?head/(?:class|distillation)/kernel": ((MODEL, None), "width"),  # (D, K)
 }
 
 
@@ -145,6 +146,7 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
         absent.append("pre_logits")
     if not config.num_classes:
         absent.append("head/")
+    absent.append("head/kernel" if config.pooling == "token_pair" else "head/(?:class")
     return [pattern for pattern in _RULES if not any(word in pattern for word in absent)]
 
 

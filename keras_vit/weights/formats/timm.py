@@ -35,15 +35,13 @@ from keras_vit.weights.formats.torch_names import (
     qkv,
 )
 
-NAMES = {"registers": "reg_token", "scales": ("ls1.gamma", "ls2.gamma")}
+NAMES = {"registers": "reg_token", "scales": ("ls1.gamma", "ls2.gamma"), "head": "head"}
 RAW_DEIT3 = {**NAMES, "scales": ("gamma_1", "gamma_2")}
-RAW_DINOV2 = {**NAMES, "registers": "register_tokens"}
-DISTILLED = {**NAMES, "registers": "dist_token"}
+RAW_DINOV2 = {**NAMES, "registers": "register_tokens", "head": "linear_head"}
 
 DROPPED = {
     r"mask_token$": "the mask token of pretraining",
     r"decoder_": "the decoder of pretraining",
-    r"head_dist\.": "the head of a distillation token, replaced as requested",
 }
 REFUSED = {
     r"norm_pre\.": "a LayerNorm before the blocks (CLIP)",
@@ -62,11 +60,12 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     # Also the positions: beside a table there may be rotary ones, which have no arrays.
     unstated = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
     assumed = set() if "architecture" in header.config else header.unstated(unstated, stated)
-    if header.has("dist_token$"):
-        header.require_new_head("two class tokens with a head each (DeiT distilled)")
-        names = DISTILLED
+    distilled = "dist_token" in header.shapes
+    if distilled and stated.get("pooling", "token") == "token":
+        stated["pooling"] = "token_pair"
+        assumed -= {"pooling"}
     registers = header.size(names["registers"], 1, 0)
-    token = "cls_token" in header.shapes
+    token = ("cls_token" in header.shapes) * (1 + distilled)
     rows = header.size("pos_embed", 1, 0)
     if not rows:
         _check_no_positions(header, stated)
@@ -100,7 +99,8 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "qkv_bias": "blocks.0.attn.qkv.bias" in header.shapes,
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
-        "class_token": token,
+        "class_token": bool(token),
+        "distillation_token": distilled,
         "num_registers": registers,
         "position_embedding": "learned" if rows else "none",
         "position_class_row": bool(row),
@@ -108,7 +108,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         **pooling,
         "final_norm": _final_norm(header),
         "representation_size": header.size("pre_logits.fc.weight", 0, None),
-        "num_classes": header.size("head.weight", 0, 0),
+        "num_classes": header.size(f"{names['head']}.weight", 0, 0),
         "interpolation": "timm",
     }
     stated.pop("image_size", None)
@@ -121,7 +121,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     # Attention may pool the tokens before the patches too, which no array shows.
     if (not token and not registers) if pooling else averaged:
         assumed -= {"pooling"}
-    return Reading(fields | stated, style, names is DISTILLED, tuple(sorted(assumed)))
+    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
 
 
 def _pooling_fields(header: Header, hidden: int) -> dict[str, Any]:
@@ -178,6 +178,8 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
     yield from linear("patch_embed.proj", "patches/projection", CONV)
     if config.class_token:
         yield Pair("cls_token", ("class_token/tokens",))
+    if config.distillation_token:
+        yield Pair("dist_token", ("distillation_token/tokens",))
     if fold:
         yield from folded_registers(config, names["registers"], "pos_embed", fold)
     else:
@@ -194,8 +196,11 @@ def timm_rows(config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0
         yield from _attention_pooling()
     if config.representation_size is not None:
         yield from linear("pre_logits.fc", "pre_logits")
-    if config.num_classes:
-        yield from linear("head", "head")
+    if config.num_classes and config.pooling == "token_pair":
+        yield from linear("head", "head/class")
+        yield from linear("head_dist", "head/distillation")
+    elif config.num_classes:
+        yield from linear(names["head"], "head")
 
 
 def _block(config, theirs, ours, scales) -> Iterator[Pair]:
@@ -229,7 +234,7 @@ def folded_registers(
     config: ViTConfig, registers: str, positions: str, rows: int
 ) -> Iterator[Derived]:
     """Registers with rows in the position table: the rows are added to them once."""
-    token, width = int(config.class_row), config.width
+    token, width = config.num_prefix_rows, config.width
     table = (1, token + rows + config.num_patches, width)
     yield Derived(
         "registers/tokens",
@@ -250,9 +255,14 @@ def read_deit3(header: Header) -> Reading:
 
 
 def read_dinov2(header: Header) -> Reading:
-    """Raw DINOv2: registers have another name, and the table has a resampling rule of its own."""
+    """Raw DINOv2: registers have another name, and the table has a resampling rule of its own.
+
+    Its linear classifier reads the class token and the mean of the patches of the last block.
+    """
     registers = "register_tokens" in header.shapes
     reading = read_timm(header, RAW_DINOV2)
+    if header.size("linear_head.weight", 1, 0) == 2 * reading.fields["width"]:
+        reading.fields["pooling"] = "token_mean"
     return _raw(reading, "huggingface_dinov2_registers" if registers else "dinov2")
 
 
@@ -295,6 +305,18 @@ TIMM = Format(
     limits=(
         STANDARD_HEADS,
         POOLING_SIZES,
+        Limit(
+            lambda c: c.pooling != "token_mean",
+            "pooling must be another than 'token_mean', which timm does not have",
+        ),
+        Limit(
+            lambda c: (
+                not c.distillation_token
+                or (c.pooling == "token_pair" and c.class_row and not c.num_registers)
+            ),
+            "distillation_token must be False, or pooling 'token_pair', with rows in the table for "
+            "both tokens and without registers",
+        ),
         Limit(
             lambda c: not (c.num_registers and c.class_row),
             "position_class_row must be False if there are registers: timm's table has rows for "

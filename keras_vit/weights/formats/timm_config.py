@@ -24,11 +24,16 @@ GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh"}
 NORMS = {"layernorm": 1e-6}  # epsilon if only the name is given
 ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 
-POOLS = {ours: theirs for theirs, ours in POOLINGS.items()} | {"mean_all": "avg", "map_all": "map"}
+POOLS = {ours: theirs for theirs, ours in POOLINGS.items()} | {
+    "mean_all": "avg",
+    "map_all": "map",
+    "token_pair": "token",
+}
 
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
+DISTILLED = "deit_base_distilled_patch16_224"
 
 
 @functools.cache
@@ -141,6 +146,9 @@ def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
 def config_json(config: ViTConfig) -> dict[str, Any]:
     """The `config.json` from which `timm.create_model("local-dir:...")` builds this model."""
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
+    plain = BASE
+    if config.distillation_token:
+        name = plain = DISTILLED
     pool = POOLS[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
@@ -165,7 +173,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
     }
     labels = {} if config.labels is None else {"label_names": list(config.labels)}
     return {
-        "architecture": name if name in architectures() else BASE,
+        "architecture": name if name in architectures() else plain,
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pool,
@@ -181,7 +189,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
             "std": per_channel(config.pixel_std, config.in_channels),
             "num_classes": config.num_classes,
             "first_conv": "patch_embed.proj",
-            "classifier": "head",
+            "classifier": ["head", "head_dist"] if config.distillation_token else "head",
         },
     }
 

@@ -6,6 +6,7 @@ from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import Pair
 
 CONV = Layout("h w c d -> d c h w")
+SAME = Layout("")
 MATRIX = Layout("i o -> o i")
 INTO_HEADS = Layout("i h d -> (h d) i")
 HEADS_BIAS = Layout("h d -> (h d)")
@@ -22,9 +23,7 @@ def norm(theirs: str, ours: str) -> Iterator[Pair]:
     yield Pair(f"{theirs}.bias", (f"{ours}/beta",))
 
 
-def linear(
-    theirs: str, ours: str, layout: Layout = MATRIX, bias: Layout = Layout("")
-) -> Iterator[Pair]:
+def linear(theirs: str, ours: str, layout: Layout = MATRIX, bias: Layout = SAME) -> Iterator[Pair]:
     """The rows of a Linear or a convolution with bias."""
     yield Pair(f"{theirs}.weight", (f"{ours}/kernel",), layout)
     yield Pair(f"{theirs}.bias", (f"{ours}/bias",), bias)

@@ -51,6 +51,8 @@ def derive(name: str, file: str) -> dict:
     # Eva's attention pooling reads all tokens.
     if pooling in ("mean", "map") and getattr(module, "pool_include_prefix", pooling == "map"):
         pooling += "_all"
+    if hasattr(module, "dist_token"):
+        pooling = "token_pair"
     pool = getattr(module, "attn_pool", None)
     heads = {} if pool is None else {"pooling_heads": pool.num_heads}
     if heads == {"pooling_heads": block.attn.num_heads}:

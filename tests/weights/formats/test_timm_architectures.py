@@ -42,8 +42,6 @@ def test_full_size_architectures_are_read_rightly():
             continue
         with torch.device("meta"):
             module = timm.create_model(name)
-        if hasattr(module, "dist_token"):
-            continue
         shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
         stated = {"architecture": name}
         format = recognize(shapes, stated)
@@ -60,6 +58,7 @@ def test_full_size_architectures_are_read_rightly():
             "class_token": module.cls_token is not None,
             "num_classes": module.num_classes,
             "pooling": row["pooling"],
+            "distillation_token": hasattr(module, "dist_token"),
         }
         got = {field: getattr(config, field) for field in expected}
         different = {k: (got[k], expected[k]) for k in got if got[k] != expected[k]}
