@@ -30,7 +30,7 @@ CHOICES = {
     "rope_order": ("rows_first", "columns_first"),
     "rope_pairs": ("halves", "neighbors"),
     "interpolation": tuple(PRESETS),
-    "pooling": ("token", "mean", "mean_all", "map", "map_all", None),
+    "pooling": ("token", "token_pair", "token_mean", "mean", "mean_all", "map", "map_all", None),
     "final_norm": ("before_pooling", "after_pooling", "none"),
     "head_init": ("zeros", "truncated_normal"),
     "resize_method": RESIZE_METHODS,
@@ -60,6 +60,7 @@ FLAGS = (
     "mlp_inner_norm",
     "class_token",
     "dense_bias",
+    "distillation_token",
     "patch_bias",
     "embedding_norm",
     "position_class_row",
@@ -154,8 +155,10 @@ class ViTConfig:
     # -- the tokens
     class_token: bool = True
     """Whether a learned class token precedes the patches."""
+    distillation_token: bool = False
+    """Whether a learned distillation token follows the class token (DeiT)."""
     num_registers: int = 0
-    """Number of learned register tokens between the class token and the patches."""
+    """Number of learned register tokens in front of the patches."""
     patch_bias: bool = True
     """Whether the patch projection has a bias."""
     patch_norm: bool | str = False
@@ -169,7 +172,8 @@ class ViTConfig:
     keys, "rope_mixed" by learned frequencies; "relative" (Appendix D.4) has a learned key for each
     offset of two tokens, "relative_bias" (BEiT) a learned bias, "relative_mlp" one by an MLP."""
     position_class_row: bool = True
-    """Whether a learned table has a row for the class token. Ignored without a class token."""
+    """Whether a learned table has a row for the class token, and one for the distillation token.
+    Ignored without a class token."""
     embedding_norm: bool = False
     """Whether a LayerNorm precedes the first block (CLIP)."""
     interpolation: str = "google"
@@ -196,8 +200,10 @@ class ViTConfig:
 
     # -- the output
     pooling: str | None = "token"
-    """"token", "mean" (of the patch tokens), "mean_all" (of all tokens), "map" (attention pooling
-    of the patch tokens), "map_all" (of all tokens) or None (no pooling)."""
+    """"token", "token_pair" (class and distillation token, whose two heads are averaged),
+    "token_mean" (class token and mean of the patch tokens, one behind the other), "mean" (of the
+    patch tokens), "mean_all" (of all tokens), "map" (attention pooling of the patch tokens),
+    "map_all" (of all tokens) or None (no pooling)."""
     pooling_heads: int | None = None
     """Heads of attention pooling; None means `num_heads`."""
     pooling_mlp_dim: int | None = None
@@ -284,8 +290,8 @@ class ViTConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Number of tokens before the patches: class token and registers."""
-        return int(self.class_token) + self.num_registers
+        """Number of tokens before the patches: class and distillation token, and registers."""
+        return int(self.class_token) + int(self.distillation_token) + self.num_registers
 
     @property
     def num_tokens(self) -> int:
@@ -309,6 +315,11 @@ class ViTConfig:
         """Whether the position table has a row for the class token."""
         learned = self.position_table in ("learned", "learned_2d")
         return self.class_token and self.position_class_row and learned
+
+    @property
+    def num_prefix_rows(self) -> int:
+        """Rows of the position table before those of the patches."""
+        return int(self.class_row) * (1 + int(self.distillation_token))
 
     @property
     def attention_pooling(self) -> bool:
@@ -455,8 +466,19 @@ class ViTConfig:
         self._check("rope_rescale", rule, lambda v: v is None or (_is_number(v) and v >= 1))
 
     def _check_output(self) -> None:
+        tokens = ("token", "token_pair", "token_mean")
         rule = "be 'mean', 'mean_all', 'map', 'map_all' or None where class_token=False"
-        self._check("pooling", rule, lambda v: v != "token" or self.class_token)
+        self._check("pooling", rule, lambda v: v not in tokens or self.class_token)
+        rule = "be False where class_token=False"
+        self._check("distillation_token", rule, lambda v: not v or self.class_token)
+        rule = "be another than 'token_pair' where distillation_token=False"
+        self._check("pooling", rule, lambda v: v != "token_pair" or self.distillation_token)
+        if self.pooling in ("token_pair", "token_mean"):
+            rule = f"be 'before_pooling' or 'none' for pooling={self.pooling!r}"
+            self._check("final_norm", rule, lambda v: v != "after_pooling")
+        if self.pooling == "token_pair":
+            rule = "be None for pooling='token_pair', which has two heads"
+            self._check("representation_size", rule, lambda v: v is None)
         if self.attention_pooling:
             name = "num_heads" if self.pooling_heads is None else "pooling_heads"
             rule = f"divide width={self.width} for pooling={self.pooling!r}"

@@ -43,8 +43,9 @@ class ViT(keras.Model):
         images: `(B, H, W, C)`, preprocessed by `keras_vit.preprocessing`.
 
     Returns:
-        Logits `(B, K)`, or features `(B, D)` with `num_classes=0`. With `pooling=None`, one of
-        these per token: `(B, T, ...)`.
+        Logits `(B, K)`, or features `(B, D)` with `num_classes=0`, which are `(B, 2 D)` with
+        `pooling="token_pair"` or `"token_mean"`. With `pooling=None`, one of these per token:
+        `(B, T, ...)`.
 
     Reference:
         arXiv 2010.11929.
@@ -229,9 +230,11 @@ class ViT(keras.Model):
                 "mlp": [*_gate(block), block.mlp.dense_1, block.mlp.dense_2],
             }
             chosen += [layer for target in targets for layer in parts[target]]
+        head = [self.get_layer("head")] if self.config.num_classes else []
         kept = {id(layer) for layer in chosen}
+        kept |= {id(part) for layer in head for part in layer._flatten_layers()}
         for layer in self._flatten_layers(include_self=False, recursive=True):
-            if layer.name != "head" and id(layer) not in kept and not _sublayers(layer):
+            if id(layer) not in kept and not _sublayers(layer):
                 layer.trainable = False
         if self.config.attention_pooling:  # its layers are frozen, the probe is its own
             self.get_layer("pooling").probe.trainable = False
@@ -272,6 +275,8 @@ class ViT(keras.Model):
 def head_logits(model: ViT, features: Any) -> Any:
     """Applies the head to what it reads, without the `classifier_activation`."""
     head, activation = model.get_layer("head"), model.config.classifier_activation
+    if isinstance(head, layers.DistilledHead):
+        return head.logits(features)
     if activation in (None, "linear"):
         return head(features)
     if head.quantization_mode is not None:
@@ -322,7 +327,7 @@ def resized_weight(path: str, value: np.ndarray, old: ViTConfig, new: ViTConfig)
         kernel_rule = rule if rule == "timm" else "timm_npz"
         return resample.resample_kernel(value, new.patch_size, kernel_rule)
     if layer == "position_embedding" and name == "table":
-        return resample.resample_grid(value, old.grid, new.grid, rule, prefix=int(old.class_row))
+        return resample.resample_grid(value, old.grid, new.grid, rule, prefix=old.num_prefix_rows)
     if layer == "position_embedding" and name in ("rows", "columns"):
         axis = 0 if name == "rows" else 1
         return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), rule)
@@ -384,23 +389,32 @@ def _embed(images, config: ViTConfig, policy):
         dtype=policy,
         name="patches",
     )(images)  # (B, N, D)
-    class_token = layers.ClassToken(dtype=policy, name="class_token")
+    front = [layers.ClassToken(dtype=policy, name="class_token")] if config.class_token else []
+    if config.distillation_token:
+        front += [
+            layers.ClassToken(
+                index=1,
+                initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+                dtype=policy,
+                name="distillation_token",
+            )
+        ]
     if config.class_row:
-        z = class_token(z)  # (B, 1 + N, D)
+        z = functools.reduce(lambda z, token: token(z), front, z)  # (B, 1 + N, D)
     if config.position_table:
         z = layers.PositionEmbedding(
             config.grid,
             kind=config.position_table,
-            class_row=config.class_row,
+            class_row=config.num_prefix_rows,
             dtype=policy,
             name="position_embedding",
         )(z)
-    if config.class_token and not config.class_row:
-        z = class_token(z)  # (B, 1 + N, D)
+    if not config.class_row:
+        z = functools.reduce(lambda z, token: token(z), front, z)  # (B, 1 + N, D)
     if config.num_registers:
         z = layers.ClassToken(
             num_tokens=config.num_registers,
-            index=int(config.class_token),
+            index=len(front),
             # Equal registers would stay equal in training.
             initializer=keras.initializers.RandomNormal(stddev=1e-6),
             dtype=policy,
@@ -489,7 +503,7 @@ def _relative(config: ViTConfig) -> dict[str, Any] | None:
 
 
 def _pool(z, config: ViTConfig, policy):
-    """Eq. 4: y = LN(z_L^0), or LN and a mean or attention pooling, in either order."""
+    """Eq. 4: y = LN(z_L^0), or LN and another pooling, in either order."""
     cls = norm_class(config.norm)
     norm = cls(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
     y = norm(z) if config.final_norm == "before_pooling" else z  # (B, T, D)
@@ -526,9 +540,11 @@ def _head(y, config: ViTConfig, policy):
         kernel = keras.initializers.Zeros()
     else:
         kernel = keras.initializers.TruncatedNormal(stddev=0.02)
-    quantized = isinstance(policy, keras.dtype_policies.DTypePolicyMap) and "head" in policy
+    is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+    quantized = is_map and any(path.split("/")[0] == "head" for path in policy)
     exact = keras.backend.result_type(policy.variable_dtype, "float32")
-    return keras.layers.Dense(
+    dense = layers.DistilledHead if config.pooling == "token_pair" else keras.layers.Dense
+    return dense(
         config.num_classes,
         activation=config.classifier_activation,
         kernel_initializer=kernel,

@@ -24,6 +24,10 @@ def forward(config, weights, images):
         z = norm(z, _under(w, "encoder_norm/"), eps)  # Eq. 4
     if config.pooling == "token":
         z = z[:, 0]
+    elif config.pooling == "token_pair":
+        z = np.concatenate([z[:, 0], z[:, 1]], axis=1)
+    elif config.pooling == "token_mean":
+        z = np.concatenate([z[:, 0], z[:, config.num_prefix_tokens :].mean(1)], axis=1)
     elif config.pooling == "mean":
         z = z[:, config.num_prefix_tokens :].mean(1)
     elif config.pooling == "mean_all":
@@ -35,7 +39,13 @@ def forward(config, weights, images):
         z = norm(z, _under(w, "encoder_norm/"), eps)
     if config.representation_size:
         z = np.tanh(z @ w["pre_logits/kernel"] + w["pre_logits/bias"])
-    if config.num_classes:
+    if config.num_classes and config.pooling == "token_pair":
+        one, two = (
+            token @ w[f"head/{name}/kernel"] + w[f"head/{name}/bias"]
+            for name, token in zip(("class", "distillation"), np.split(z, 2, axis=1), strict=True)
+        )
+        z = (one + two) / 2
+    elif config.num_classes:
         z = z @ w["head/kernel"] + w.get("head/bias", 0.0)
     return z
 
@@ -64,6 +74,9 @@ def embed(config, w, images):
     table = positions(config, w)
     if config.class_token:
         token = np.repeat(w["class_token/tokens"], len(x), axis=0)
+        if config.distillation_token:
+            other = np.repeat(w["distillation_token/tokens"], len(x), axis=0)
+            token = np.concatenate([token, other], axis=1)
         if config.class_row:
             x = np.concatenate([token, x], axis=1) + table
         else:
@@ -72,7 +85,7 @@ def embed(config, w, images):
         x = x + table
     if config.num_registers:
         registers = np.repeat(w["registers/tokens"], len(x), axis=0)
-        k = int(config.class_token)
+        k = int(config.class_token) + int(config.distillation_token)
         x = np.concatenate([x[:, :k], registers, x[:, k:]], axis=1)
     return norm(x, _under(w, "embedding_norm/"), eps) if config.embedding_norm else x
 
@@ -147,7 +160,7 @@ def positions(config, w):
         rows, columns = w["position_embedding/rows"], w["position_embedding/columns"]
         table = [np.concatenate([rows[r], columns[c]]) for r in range(gh) for c in range(gw)]
         if config.class_row:
-            table.insert(0, w["position_embedding/class_row"][0])
+            table = [*w["position_embedding/class_row"], *table]
         return np.stack(table)
     if config.position_table == "sincos_2d":
         quarter = config.width // 4

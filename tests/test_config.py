@@ -146,7 +146,7 @@ def test_config_replace_validates():
         ),
         (
             {"position_embedding": "relative", "patch_dropout": 0.5},
-            "patch_dropout must be 0 for position_embedding='relative', which needs every patch",
+            "patch_dropout must be 0 for position_embedding='relative', which must",
         ),
         (
             {"position_embedding": "learned+relative_bias", "num_registers": 1},
@@ -156,7 +156,7 @@ def test_config_replace_validates():
         ({"interpolation": "nearest"}, "interpolation must be one of 'google'"),
         (
             {"pooling": "max"},
-            "pooling must be one of 'token', 'mean', 'mean_all', 'map', 'map_all'",
+            "pooling must be one of 'token', 'token_pair', 'token_mean', 'mean'",
         ),
         ({"pooling_heads": 0}, "pooling_heads must be None or a positive int"),
         ({"pooling_mlp_dim": 2.0}, "pooling_mlp_dim must be None or a positive int"),
@@ -164,6 +164,20 @@ def test_config_replace_validates():
         ({"pooling": "map", "num_heads": 3, "head_dim": 7}, "num_heads must divide width=20"),
         ({"pooling_heads": 1 << 21}, "pooling_heads must be at most"),
         ({"pooling_mlp_dim": 1 << 21}, "pooling_mlp_dim must be at most"),
+        ({"pooling": "token_pair"}, "pooling must be another .* distillation_token=False"),
+        (
+            {"pooling": "token_mean", "final_norm": "after_pooling"},
+            "final_norm must be 'before_pooling' or 'none' for pooling='token_mean'",
+        ),
+        (
+            {"pooling": "token_pair", "distillation_token": True, "representation_size": 5},
+            "representation_size must be None for pooling='token_pair'",
+        ),
+        ({"distillation_token": 1}, "distillation_token must be True or False"),
+        (
+            {"distillation_token": True, "class_token": False, "pooling": "mean"},
+            "distillation_token must be False where class_token=False",
+        ),
         ({"final_norm": "both"}, "final_norm must be one of"),
         ({"representation_size": 0}, "representation_size must be None or a positive int"),
         ({"num_classes": -1}, "num_classes must be an int >= 0"),

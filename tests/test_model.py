@@ -304,6 +304,13 @@ def test_lora_trains_only_itself_and_the_head(kind, count):
     assert np.abs(run(model, x) - before).max() > 0
 
 
+def test_lora_freezes_attention_pooling():
+    model = tiny_model("map")
+    model.enable_lora(2)
+    assert not [v.path for v in model.trainable_weights if v.path.startswith("pooling/")]
+    assert model.get_layer("pooling").probe.trainable is False
+
+
 def test_lora_refuses_unknown_targets():
     with pytest.raises(ValueError, match="targets must be some of query.*Received"):
         ViT(TINY).enable_lora(2, ("querry",))

@@ -145,6 +145,14 @@ def test_so400m14_is_a_trunk_without_class_token():
     assert (config.class_token, config.pooling, config.gelu) == (False, "mean", "tanh")
 
 
+@pytest.mark.parametrize(
+    ("variant", "count"), [("vit_b16", 92_884_224), ("vit_so400m14", 427_680_704)]
+)
+def test_variant_with_siglips_pooling_has_the_published_parameters(variant, count):
+    fields = {"class_token": False, "pooling": "map", "num_classes": 0}
+    assert without_memory(variant, **fields).count_params() == count
+
+
 if __name__ == "__main__":
     tables = {variant: table(without_memory(variant)) for variant in PUBLISHED}
     GOLDEN.write_text(

@@ -13,6 +13,7 @@ from keras_vit.explain.attention import (
     attention_maps,
     attention_rollout,
     class_token_maps,
+    pooling_map,
     rollout_map,
 )
 from keras_vit.explain.embeddings import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         plot_grad_cam,
         plot_patch_filters,
         plot_patch_pca,
+        plot_pooling_map,
         plot_position_similarity,
         plot_region_similarity,
     )
@@ -58,8 +60,10 @@ __all__ = [
     "plot_grad_cam",
     "plot_patch_filters",
     "plot_patch_pca",
+    "plot_pooling_map",
     "plot_position_similarity",
     "plot_region_similarity",
+    "pooling_map",
     "position_similarity",
     "region_similarity",
     "rollout_map",

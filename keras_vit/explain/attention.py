@@ -130,10 +130,38 @@ def rollout_map(
 
     Returns:
         float32 array `(B, rows, columns)`: the class token's row with `pooling="token"`, otherwise
-        the mean over the pooled tokens. Contributions of prefix tokens are left out.
+        the mean over the pooled tokens, with attention pooling weighted by its attention.
+        Contributions of prefix tokens are left out.
     """
     rollout = attention_rollout(model, images, head_fusion=head_fusion, discard_ratio=discard_ratio)
-    return patches_to_head(rollout, model)
+    images = tokens.checked_images(images, model.config)
+    return patches_to_head(rollout, model, images, FUSIONS[head_fusion])
+
+
+def pooling_map(model: ViT, images: Any) -> np.ndarray:
+    """The attention of attention pooling to each patch, per head.
+
+    Args:
+        model: A `ViT` with `pooling="map"` or `"map_all"`.
+        images: As in `attention_maps`.
+
+    Returns:
+        float32 array `(B, h, rows, columns)`, h the heads of the pooling. Attention to prefix
+        tokens is left out, so that with "map_all" the sum of a map may be less than 1.
+
+    Reference:
+        arXiv 1810.00825, Eq. 11.
+    """
+    tokens.check_vit(model)
+    config = model.config
+    if not config.attention_pooling:
+        raise ValueError(
+            "model must pool by attention, with pooling='map' or 'map_all'. "
+            f"Received: pooling={config.pooling!r}"
+        )
+    images = tokens.checked_images(images, config)
+    patches = _pooling_weights(model, images)[:, :, -config.num_patches :]  # (B, h, N)
+    return patches.reshape(*patches.shape[:2], *config.grid)
 
 
 def attention_distance(
@@ -199,11 +227,25 @@ def patch_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> np.nd
     return np.sqrt((steps**2).sum(-1)).astype("float32")
 
 
-def patches_to_head(relevance: np.ndarray, model: ViT) -> np.ndarray:
-    """The patches' columns in the rows of the tokens that the head reads: (B, T, T) to a grid."""
+def patches_to_head(
+    relevance: np.ndarray, model: ViT, images: np.ndarray, fusion: Any = np.mean
+) -> np.ndarray:
+    """The patches' columns in the rows of the tokens that the head reads: (B, T, T) to a grid.
+
+    The rows are averaged. Attention pooling weighs them by its attention to these images, whose
+    heads `fusion` combines.
+    """
     config = model.config
-    rows = relevance[:, tokens.read_tokens(config), config.num_prefix_tokens :]
-    return rows.mean(1).reshape(len(relevance), *config.grid)  # (B, rows, columns)
+    rows = relevance[:, tokens.read_tokens(config), config.num_prefix_tokens :]  # (B, t, N)
+    if config.attention_pooling:
+        weights = fusion(_pooling_weights(model, images), axis=1)  # (B, t)
+        weights /= np.maximum(weights.sum(-1, keepdims=True), np.finfo("float32").tiny)
+        found = np.einsum("bt,btn->bn", weights, rows)
+    elif config.pooling == "token_mean":
+        found = (rows[:, 0] + rows[:, config.num_prefix_tokens :].mean(1)) / 2
+    else:
+        found = rows.mean(1)
+    return found.reshape(len(relevance), *config.grid)  # (B, rows, columns)
 
 
 def _checked(model, images, layers):
@@ -226,6 +268,21 @@ def _weights(
             if keras.backend.standardize_dtype(block.compute_dtype) != "float32":
                 scores = scores / scores.sum(-1, keepdims=True)  # half precision rounds it
             yield part, [row for row, other in enumerate(wanted) if other == layer], scores
+
+
+def _pooling_weights(model: ViT, images: np.ndarray) -> np.ndarray:
+    """The weights of attention pooling, `(B, h, t)` for the t tokens that it reads."""
+    config, pooling = model.config, model.get_layer("pooling")
+    before = config.final_norm == "before_pooling"
+    found = []
+    for part in tokens.batch_slices(images, config):
+        z = tokens.embedded(model, images[part])
+        for layer in [*model.blocks, *([model.get_layer("encoder_norm")] if before else [])]:
+            z = tokens.after(layer, z)
+        _, scores = pooling(z, training=False, return_attention_scores=True)
+        scores = tokens.as_numpy(scores)
+        found.append(scores / scores.sum(-1, keepdims=True))  # half precision rounds the sum
+    return np.concatenate(found)
 
 
 def _without_smallest(fused, ratio):

@@ -31,7 +31,7 @@ def position_similarity(model: ViT) -> np.ndarray:
             f"Received: position_embedding={config.position_embedding!r}"
         )
     layer = model.get_layer("position_embedding")
-    table = tokens.as_numpy(layer._table())[int(config.class_row) :]  # (N, D)
+    table = tokens.as_numpy(layer._table())[config.num_prefix_rows :]  # (N, D)
     return _cosines(table).reshape(*config.grid, *config.grid)
 
 

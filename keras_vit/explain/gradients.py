@@ -14,6 +14,7 @@ from keras import ops
 from keras_vit.config import ViTConfig
 from keras_vit.explain import tokens
 from keras_vit.explain.attention import patches_to_head
+from keras_vit.layers import DistilledHead
 from keras_vit.model import ViT, head_logits
 
 
@@ -88,7 +89,7 @@ def attention_gradient(
         relevance = np.tile(identity, (len(relevant[0]), 1, 1))
         for attended in relevant:
             relevance += attended @ relevance
-        maps[part] = patches_to_head(relevance - identity, model)
+        maps[part] = patches_to_head(relevance - identity, model, images[part])
     return maps
 
 
@@ -125,13 +126,19 @@ def _to_the_head(model: ViT, images, classes) -> tuple[list[Any], np.ndarray]:
     if classes is None:
         classes = tokens.as_numpy(_logits(model, z)).argmax(-1)
     chosen = np.eye(model.config.num_classes, dtype="float32")[classes]  # (B, K)
-    scale = _largest(tokens.as_numpy(model.layers[-1].kernel))
+    scale = max(_largest(tokens.as_numpy(kernel)) for kernel in _kernels(model.layers[-1]))
 
     def total(x):
         return ops.sum(ops.multiply(_logits(model, x), chosen / scale)), None
 
     gradient, _, _ = _gradients(total, z)
     return inputs, gradient * scale
+
+
+def _kernels(head) -> list[Any]:
+    distilled = isinstance(head, DistilledHead)
+    denses = [head.class_dense, head.distillation_dense] if distilled else [head]
+    return [dense.kernel for dense in denses]
 
 
 def _logits(model: ViT, z):

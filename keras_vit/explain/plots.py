@@ -128,6 +128,25 @@ def plot_attention_rollout(
     return _map_panels(source, maps, [f"contribution to {_pooled(model.config)}"], scale, title)
 
 
+def plot_pooling_map(model: ViT, image: Any) -> "Figure":
+    """Plots the attention of attention pooling, as the mean of its heads and per head.
+
+    Args:
+        model: A `ViT` with `pooling="map"` or `"map_all"`.
+        image: A path, a PIL image or an array of pixels.
+
+    Returns:
+        A figure: the image, the mean of the heads of `pooling_map` on it, and each head.
+    """
+    tokens.check_vit(model)
+    source = open_image(image, model.config)
+    maps = 100 * attention.pooling_map(model, source.images)[0]
+    maps = np.concatenate([maps.mean(0, keepdims=True), maps])  # (1 + h, rows, columns)
+    labels = ["mean of the heads", *(f"head {i}" for i in range(len(maps) - 1))]
+    scale = Scale("attention to a patch (%, root scale)", 0.0, top(maps), root=True)
+    return _map_panels(source, maps, labels, scale, "Attention of the pooling")
+
+
 def plot_attention_distance(model: ViT, images: Any) -> "Figure":
     """Plots how far heads look, by depth: the paper's Fig. 7 (right).
 
@@ -434,8 +453,13 @@ def _pooled(config: ViTConfig) -> str:
     """The input of the head, in words."""
     if config.pooling == "token":
         return "the class token"
-    every = config.pooling == "mean_all" and config.num_prefix_tokens
-    return "the mean of all tokens" if every else "the mean of all patches"
+    if config.pooling == "token_pair":
+        return "the class and the distillation token"
+    if config.pooling == "token_mean":
+        return "the class token and the mean of all patches"
+    every = config.pooling in ("mean_all", "map_all") and config.num_prefix_tokens
+    how = "attention to" if config.attention_pooling else "the mean of"
+    return f"{how} all tokens" if every else f"{how} all patches"
 
 
 def _batch(sources: Sequence[SourceImage]) -> np.ndarray:

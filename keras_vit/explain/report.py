@@ -98,10 +98,12 @@ def report_data(model: ViT, source: SourceImage, top_k: int = 5) -> dict[str, An
         "grid": config.grid,
         "prefix": config.num_prefix_tokens,
         "classToken": config.class_token,
+        "distillationToken": config.distillation_token,
         "pooling": config.pooling,
         "prediction": classes,
         "attention": _attention(model, images),
         "rollout": _map("rollout_map", attention.rollout_map(model, images)[0]),
+        "poolingMap": _pooling(model, images),
         "gradients": None if classes is None else _gradients(model, images, classes),
         "distance": _table("attention_distance", attention.attention_distance(model, images)),
         "entropy": _table("attention_entropy", attention.attention_entropy(model, images)),
@@ -178,6 +180,13 @@ def _attention(model: ViT, images: np.ndarray) -> dict[str, Any]:
         "peaks": _bytes(peaks.astype("<f4")),
         "sums": _bytes(drawn.sum(-1).astype("<f4")),
     }
+
+
+def _pooling(model: ViT, images: np.ndarray) -> dict[str, Any] | None:
+    """The mean over heads of the attention of attention pooling; None without it."""
+    if not model.config.attention_pooling:
+        return None
+    return _map("pooling_map", attention.pooling_map(model, images)[0].mean(0))
 
 
 def _gradients(

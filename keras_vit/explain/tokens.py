@@ -58,9 +58,10 @@ def checked_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
 
 def read_tokens(config: ViTConfig) -> slice:
     """The tokens of the last block that the head reads; without pooling, the patches."""
-    if config.pooling == "token":
-        return slice(0, 1)
-    return slice(0 if config.pooling == "mean_all" else config.num_prefix_tokens, None)
+    if config.pooling in ("token", "token_pair"):
+        return slice(0, 1 if config.pooling == "token" else 2)
+    every = config.pooling in ("mean_all", "map_all", "token_mean")
+    return slice(0 if every else config.num_prefix_tokens, None)
 
 
 def batch_slices(images: np.ndarray, config: ViTConfig) -> Iterator[slice]:

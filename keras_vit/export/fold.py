@@ -21,6 +21,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
 - The query of attention pooling is the same for all images. So the product of a token's key with it
   is one column a head: `(x W_k + b_k) q = x (W_k q) + b_k q`, where the last term is equal for all
   tokens.
+- The mean of two heads is one head on both tokens side by side.
 - With "res_post" the LayerNorms read a branch instead, so what ends a branch is centered.
 - LoRA is added to its kernel, and dropout is gone. The kernels of a stem are standardized.
 
@@ -36,7 +37,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.fold_stem import Stem, fold_stem
-from keras_vit.layers import RMSNormalization
+from keras_vit.layers import DistilledHead, RMSNormalization
 from keras_vit.model import ViT
 
 FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
@@ -207,17 +208,19 @@ def fold(model: ViT) -> Folded:
     positions, prefix = _tokens(layers, config)
     final_norm: Any = _norm(layers["encoder_norm"]) if config.final_norm != "none" else None
     pre_logits = _dense(layers["pre_logits"]) if config.representation_size is not None else None
-    head = _dense(layers["head"]) if config.num_classes else None
+    head = _head(layers["head"]) if config.num_classes else None
     feature_gain = None
     pool = _attention_pool(layers["pooling"]) if config.attention_pooling else None
     # A mean over tokens between the norm and the Dense changes nothing: it is linear.
     if final_norm and pool and config.final_norm == "before_pooling":
         final_norm, pool = _bare(final_norm), _pool_behind(final_norm, pool)
     elif final_norm and pre_logits:
-        final_norm, pre_logits = _bare(final_norm), _behind(final_norm, pre_logits)
+        read = _read_by(pre_logits, final_norm)
+        final_norm, pre_logits = _bare(final_norm), _behind(read, pre_logits)
     elif final_norm and head:
-        feature_gain = Gain(final_norm.name, final_norm.scale, final_norm.offset)
-        final_norm, head = _bare(final_norm), _behind(final_norm, head)
+        read = _read_by(head, final_norm)
+        feature_gain = Gain(read.name, read.scale, read.offset)
+        final_norm, head = _bare(final_norm), _behind(read, head)
     blocks = (_to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
     # Attention pooling reads the stream itself if no norm comes before it.
     normed = final_norm and not (pool and config.final_norm == "after_pooling")
@@ -321,8 +324,10 @@ def _tokens(layers, config: ViTConfig) -> tuple[np.ndarray | None, np.ndarray]:
     prefix = np.zeros((0, config.width))
     if config.class_token:
         prefix = _array(layers["class_token"].tokens)[0]  # (1, D)
-        if config.class_row:
-            prefix, positions = prefix + positions[:1], positions[1:]
+        if config.distillation_token:
+            prefix = np.concatenate([prefix, _array(layers["distillation_token"].tokens)[0]])
+        if rows := config.num_prefix_rows:
+            prefix, positions = prefix + positions[:rows], positions[rows:]
     if config.num_registers:
         prefix = np.concatenate([prefix, _array(layers["registers"].tokens)[0]])  # (k, D)
     return positions, prefix
@@ -407,6 +412,15 @@ def _block(block) -> Block:
     )
 
 
+def _head(layer) -> Product:
+    """The head; of two whose logits are averaged, one product of both tokens side by side."""
+    if not isinstance(layer, DistilledHead):
+        return _dense(layer)
+    one, other = _dense(layer.class_dense), _dense(layer.distillation_dense)
+    kernel = np.concatenate([one.kernel, other.kernel]) / 2  # (2 D, K)
+    return Product(layer.path, kernel, (one.bias + other.bias) / 2)
+
+
 def _attention_pool(layer) -> AttentionPool:
     attention = layer.attention
     heads, size = attention.num_heads, attention.key_dim
@@ -460,6 +474,14 @@ def _behind(norm: Any, product: Product) -> Product:
     """The product that follows a norm, with the norm's gain and offset in it."""
     kernel = norm.scale[:, None] * product.kernel
     return Product(product.name, kernel, norm.offset @ product.kernel + product.bias)
+
+
+def _read_by(product: Product, norm: Any) -> Any:
+    """The norm of what a product reads: of two normalized vectors side by side, both."""
+    count = len(product.kernel) // len(norm.scale)
+    return dataclasses.replace(
+        norm, scale=np.tile(norm.scale, count), offset=np.tile(norm.offset, count)
+    )
 
 
 def _bare(norm: Any) -> Norm:

@@ -141,6 +141,9 @@ class NumpyOperators:
     def mean(self, x: np.ndarray, start: int, tokens: int) -> np.ndarray:
         return self.by_image(x, tokens)[:, start:].mean(1)
 
+    def concat(self, xs: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(xs, axis=-1)
+
     def by_image(self, x: np.ndarray, tokens: int) -> np.ndarray:
         return x.reshape(-1, tokens, x.shape[-1])
 

@@ -122,6 +122,9 @@ class Operators(Protocol):
     def mean(self, x: Any, start: int, tokens: int) -> Any:
         """The mean of each image's tokens from `start` on: from (B * tokens, D) to (B, D)."""
 
+    def concat(self, xs: Sequence[Any]) -> Any:
+        """Tensors (B, D) side by side, (B, n * D)."""
+
     def by_image(self, x: Any, tokens: int) -> Any:
         """From (B * tokens, K) to (B, tokens, K)."""
 
@@ -260,6 +263,9 @@ class Program:
             start = config.num_prefix_tokens if config.pooling == "mean" else 0
             with ops.scope("pooling"):
                 x = ops.mean(x, start, config.num_tokens)  # (B, D)
+        if config.pooling in ("token_pair", "token_mean"):
+            with ops.scope("pooling"):
+                x = ops.concat([self._first(x), self._second(x)])  # (B, 2 * D)
         if folded.attention_pool:
             x = self._attention_pool(x, folded.attention_pool)  # (B, D)
         if folded.final_norm and config.final_norm == "after_pooling":
@@ -338,6 +344,13 @@ class Program:
 
     def _first(self, x: Any) -> Any:
         return self.ops.token(x, 0, self.config.num_tokens)
+
+    def _second(self, x: Any) -> Any:
+        """What is read beside the class token."""
+        config = self.config
+        if config.pooling == "token_pair":
+            return self.ops.token(x, 1, config.num_tokens)
+        return self.ops.mean(x, config.num_prefix_tokens, config.num_tokens)
 
     def _by_image(self, x: Any) -> Any:
         if self.config.pooling is not None:

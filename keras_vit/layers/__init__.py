@@ -3,6 +3,7 @@
 from keras_vit.layers.attention import MultiHeadAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
 from keras_vit.layers.class_token import ClassToken
+from keras_vit.layers.distilled_head import DistilledHead
 from keras_vit.layers.encoder_block import EncoderBlock
 from keras_vit.layers.group_norm import GroupNormalization
 from keras_vit.layers.layer_norm import LayerNormalization
@@ -24,6 +25,7 @@ __all__ = [
     "AttentionPooling",
     "Bottleneck",
     "ClassToken",
+    "DistilledHead",
     "EncoderBlock",
     "GroupNormalization",
     "LayerNormalization",

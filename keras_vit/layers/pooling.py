@@ -3,28 +3,29 @@
 import keras
 from keras import ops
 
-MODES = ("token", "mean", "mean_all")
+MODES = ("token", "token_pair", "token_mean", "mean", "mean_all")
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Pooling(keras.layers.Layer):
-    """Returns the first token, or the mean of tokens.
+    """Returns the first tokens, or the mean of tokens.
 
     Shapes: B batch, T tokens, D width.
 
-    `y = z_L^0` ("token"), the mean of the patch tokens ("mean"), or the mean of all tokens
-    ("mean_all"). Means are computed in at least float32.
+    `y = z_L^0` ("token"), `y = [z_L^0, z_L^1]` ("token_pair"), `y = [z_L^0, mean of the patches]`
+    ("token_mean"), the mean of the patch tokens ("mean"), or the mean of all tokens ("mean_all").
+    Means are computed in at least float32.
 
     Args:
-        mode: "token", "mean" or "mean_all".
-        num_prefix_tokens: Tokens before the patches, which "mean" ignores.
+        mode: "token", "token_pair", "token_mean", "mean" or "mean_all".
+        num_prefix_tokens: Tokens before the patches, which are not part of their mean.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
         x: Tokens, `(B, T, D)`.
 
     Returns:
-        `(B, D)`.
+        `(B, D)`, or `(B, 2 D)` for "token_pair" and "token_mean".
 
     Reference:
         arXiv 2010.11929, Eq. 4 and Appendix D.3.
@@ -45,13 +46,18 @@ class Pooling(keras.layers.Layer):
     def call(self, x):
         if self.mode == "token":
             return x[:, 0]  # (B, D)
-        if self.mode == "mean":
-            x = x[:, self.num_prefix_tokens :]  # (B, N, D)
-        exact = keras.backend.result_type(x.dtype, "float32")
-        return ops.cast(ops.mean(ops.cast(x, exact), axis=1), x.dtype)  # (B, D)
+        if self.mode == "token_pair":
+            return ops.concatenate([x[:, 0], x[:, 1]], axis=-1)  # (B, 2 D)
+        z = x if self.mode == "mean_all" else x[:, self.num_prefix_tokens :]  # (B, N, D)
+        exact = keras.backend.result_type(z.dtype, "float32")
+        z = ops.cast(ops.mean(ops.cast(z, exact), axis=1), z.dtype)  # (B, D)
+        if self.mode == "token_mean":
+            return ops.concatenate([x[:, 0], z], axis=-1)  # (B, 2 D)
+        return z
 
     def compute_output_shape(self, input_shape):
-        return (input_shape[0], input_shape[-1])
+        batch, _, width = input_shape
+        return (batch, 2 * width if self.mode in ("token_pair", "token_mean") else width)
 
     def get_config(self):
         return {

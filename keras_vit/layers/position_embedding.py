@@ -20,7 +20,8 @@ class PositionEmbedding(keras.layers.Layer):
     Args:
         grid: Rows and columns of patches.
         kind: "learned", "learned_2d" or "sincos_2d".
-        class_row: Whether the first token is a class token, which gets its own learned row.
+        class_row: Whether the first token is a class token, which gets its own learned row; 2 if a
+            distillation token with a row follows.
         initializer: Initializer of the learned arrays.
         **kwargs: Arguments of `keras.layers.Layer`.
 
@@ -50,6 +51,10 @@ class PositionEmbedding(keras.layers.Layer):
                 "class_row must be False for kind='sincos_2d', which is not learned. "
                 f"Received: class_row={class_row!r}"
             )
+        if class_row not in (0, 1, 2):
+            raise ValueError(
+                f"class_row must be True, False or 2. Received: class_row={class_row!r}"
+            )
         self.grid = tuple(grid)
         self.kind = kind
         self.class_row = class_row
@@ -73,7 +78,7 @@ class PositionEmbedding(keras.layers.Layer):
             self.rows = self._weight("rows", (rows, width // 2))
             self.columns = self._weight("columns", (columns, width // 2))
             if self.class_row:
-                self.row_0 = self._weight("class_row", (1, width))
+                self.row_0 = self._weight("class_row", (int(self.class_row), width))
         else:
             _check_width(width, 4, self.kind)
             self._fixed = sincos_2d(self.grid, width)

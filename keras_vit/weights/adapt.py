@@ -14,7 +14,11 @@ LOG = logging.getLogger("keras_vit")
 PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"
 LINES = ("position_embedding/rows", "position_embedding/columns")
 RELATIVE = ("relative_positions/table", "relative_positions/keys")
-HEAD = ("head/kernel", "head/bias")
+
+
+def in_head(path: str) -> bool:
+    """Whether a weight belongs to the head."""
+    return path.startswith("head/")
 
 
 def pixel_kernel(config: ViTConfig) -> str:
@@ -38,7 +42,7 @@ def adapted_shape(
     if path == pixel_kernel(source):
         return (*shape[:2], target.in_channels, shape[3])
     if path == TABLE:
-        return (target.num_patches + source.class_row, shape[1])
+        return (target.num_patches + source.num_prefix_rows, shape[1])
     if path in LINES:
         return (target.grid[LINES.index(path)], shape[1])
     if path.endswith(RELATIVE[0]):
@@ -108,26 +112,23 @@ def log_changes(source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
         LOG.info("Position table resampled from %s to %s by %r", source.grid, target.grid, rule)
 
 
-def target_config(
-    source: ViTConfig, given: Mapping[str, Any], new_head: bool = False
-) -> tuple[ViTConfig, bool]:
+def target_config(source: ViTConfig, given: Mapping[str, Any]) -> tuple[ViTConfig, bool]:
     """The config of the requested model, and whether its head is new.
 
     Args:
         source: The checkpoint's config.
         given: Fields that the caller passed.
-        new_head: Whether the checkpoint's head cannot be used.
     """
     fields: dict[str, Any] = {}
     classes = given.get("num_classes", source.num_classes)
-    other = new_head or classes != source.num_classes
+    other = classes != source.num_classes
     if other:
         fields["labels"] = None
         # The sources drop the layer before the logits if they create a new head (Section 3.1 of the
         # paper: one linear layer for fine-tuning).
         if classes:
             fields["representation_size"] = None
-            if source.head_bias is None:  # a projection, which a classifier replaces
+            if source.head_bias is None:  # as in a projection, which a classifier replaces
                 fields["head_bias"] = 0.0
     channels = given.get("in_channels", source.in_channels)
     if channels != source.in_channels:

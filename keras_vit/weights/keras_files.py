@@ -103,7 +103,7 @@ def load_weights_h5(path: Path, given: Mapping[str, Any], model_fields: Mapping[
     with deferred() as weights:
         other = ViT(target, **model_fields)
     for weight in other.weights:
-        if weight.path not in adapt.HEAD or not new_head:
+        if not (new_head and adapt.in_head(weight.path)):
             value = adapt.adapted(weight.path, values[weight.path], source, target)
             weights.fill(weight, value)
     weights.initialize_rest()
@@ -115,7 +115,7 @@ def _check_target(path: Path, source: ViTConfig, target: ViTConfig, new_head: bo
     """Raises one error if the requested model has weights that the saved one cannot fill."""
     saved, wrong = weight_shapes(source), []
     for name, shape in weight_shapes(target).items():
-        if new_head and name in adapt.HEAD:
+        if new_head and adapt.in_head(name):
             continue
         if name not in saved:
             wrong.append(f"missing: {name!r}")

@@ -95,7 +95,7 @@ def make_plan(
     wrong = [name for name in SHOWN if name in stated and _plain(stated[name]) != shown[name]]
     believed = {name: value for name, value in stated.items() if name not in wrong}
     source = _source(reading, {**believed, **about})
-    target, new_head = adapt.target_config(source, given, reading.new_head)
+    target, new_head = adapt.target_config(source, given)
     plan = Plan(format, source, target, weight_shapes(source), names, new_head=new_head)
     plan.assumed = {name: getattr(source, name) for name in reading.assumed}
     plan.misshaped += [
@@ -140,7 +140,7 @@ def _assign(plan: Plan, header: Header, rows: Iterable[Row]) -> None:
     """Assigns arrays of the file to weights of the model, and notes every array that is left."""
     wanted = weight_shapes(plan.target)
     if plan.new_head:
-        wanted = {path: shape for path, shape in wanted.items() if path not in adapt.HEAD}
+        wanted = {path: shape for path, shape in wanted.items() if not adapt.in_head(path)}
     seen: set[str] = set()
     made: set[str] = set()
     for row in rows:
@@ -184,7 +184,8 @@ def _leave_out(plan: Plan, name: str, path: str) -> None:
         "pooling": f"not used: pooling={target.pooling!r}",
     }
     reason = reasons.get(path.split("/")[0])
-    if reason is None:
+    kept = adapt.in_head(path) and target.num_classes and not plan.new_head
+    if reason is None or kept:
         plan.extra.append(plan.names[name])
     else:
         plan.dropped[plan.names[name]] = reason
@@ -202,8 +203,9 @@ def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
         if saved != new and path != adapt.TABLE:
             plan.misshaped.append(f"wrong shape: {path} is {saved}, but {new} was requested")
     if adapt.TABLE in made & wanted.keys():
-        rows, new_rows = plan.source.class_row, plan.target.class_row
+        rows, new_rows = plan.source.num_prefix_rows, plan.target.num_prefix_rows
         if rows != new_rows or plan.source.width != plan.target.width:
             plan.misshaped.append(
-                f"wrong shape: {adapt.TABLE} has a class row: {rows}, requested: {new_rows}"
+                f"wrong shape: {adapt.TABLE} has {rows} rows before the patches, "
+                f"requested: {new_rows}"
             )

@@ -56,6 +56,11 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
             f"Received: format={format!r}"
         )
     table = _Table(model, to)
+    if wrong := table.unmatched():
+        raise ValueError(
+            "format must be one that has arrays for all weights of the model. "
+            f"Received: format={format!r}, which differs in {', '.join(wrong)}"
+        )
     target = as_path("path", path)
     as_file = target.suffix in (".npz", ".safetensors")
     if as_file and target.suffix != to.suffix:
@@ -92,6 +97,11 @@ class _Table(Mapping):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def unmatched(self) -> list[str]:
+        """Paths of weights that only the model has, or only the format."""
+        theirs = {path for row in self._rows.values() for path in row.paths}
+        return sorted(theirs ^ self._weights.keys())
 
     def _value(self, path: str) -> np.ndarray:
         value = keras.ops.convert_to_numpy(self._weights[path].value)

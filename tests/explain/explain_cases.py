@@ -19,6 +19,7 @@ def weights(config, values, x):
     """The attention weights of Eq. 6 of every layer, `(L, B, h, T, T)` in float64."""
     seen = []
     run(config, values, x, lambda call, a: seen.append(a))
+    seen = seen[: config.depth * config.num_heads]  # attention pooling comes after the blocks
     found = np.stack(seen).reshape(config.depth, config.num_heads, *seen[0].shape)
     return found.swapaxes(1, 2)
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import explain_cases
 import keras
 import numpy as np
 import pytest
@@ -235,6 +236,44 @@ def test_rollout_map_shows_what_the_head_reads(kind, rows, first):
     shifted = np.mean([rollout[:, q, first - 1 : -1] for q in rows], axis=0).reshape(2, 3, 2)
     for other in (rollout[:, -1, first:].reshape(2, 3, 2), shifted):
         assert np.abs(found - other).max() > 1e-2
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("kind", ["map", "map_registers", "map_all"])
+def test_pooling_map_is_the_attention_of_the_probe(kind):
+    model, x, _ = case(kind)
+    config, seen = model.config, []
+    explain_cases.run(config, arrays(model), x, lambda call, a: seen.append(a))
+    heads = config.pooling_heads or config.num_heads
+    read = np.stack(seen[-heads:], axis=1)[:, :, 0]  # (B, h, t)
+    patches = read[:, :, -config.num_patches :].reshape(2, heads, 3, 2)
+    found = explain.pooling_map(model, x)
+    np.testing.assert_allclose(found, patches, atol=1e-5)
+    assert (found.sum((2, 3)) < 0.99).any() == (kind == "map_all")
+    assert np.abs(found - seen[0][:1, :1, -config.num_patches :].reshape(3, 2)).max() > 1e-2
+
+    # What the rollout brings to the tokens that are read, weighted by this attention.
+    rows = explain.attention_rollout(model, x)[:, -read.shape[-1] :, config.num_prefix_tokens :]
+    expected = np.einsum("bt,btn->bn", read.mean(1), rows).reshape(2, 3, 2)
+    rollout = explain.rollout_map(model, x)
+    np.testing.assert_allclose(rollout, expected, atol=1e-5)
+    assert np.abs(rollout - rows.mean(1).reshape(2, 3, 2)).max() > 1e-3
+    largest = np.einsum(
+        "bt,btn->bn",
+        read.max(1),
+        explain.attention_rollout(model, x, head_fusion="max")[
+            :, -read.shape[-1] :, config.num_prefix_tokens :
+        ],
+    ) / read.max(1).sum(-1, keepdims=True)
+    found = explain.rollout_map(model, x, head_fusion="max")
+    np.testing.assert_allclose(found, largest.reshape(2, 3, 2), atol=1e-5)
+
+
+@pytest.mark.backend_free
+def test_pooling_map_needs_attention_pooling():
+    model, x, _ = case("mean")
+    with pytest.raises(ValueError, match="pooling='map' or 'map_all'. Received: pooling='mean'"):
+        explain.pooling_map(model, x)
 
 
 def distances(found, config):

@@ -16,7 +16,7 @@ STEP = 1e-4
 # All kinds run on TensorFlow only: they do not differ in backend code, and JAX compiles each
 # operation for each number of tokens. One model and one batch are enough there.
 EVERYWHERE = ("registers",)
-KINDS = (*EVERYWHERE, "mean", "post_norm", "mean_all", "qk_norm", "all_tokens", "pre_logits")
+KINDS = (*EVERYWHERE, "mean", "post_norm", "mean_all", "qk_norm", "all_tokens", "pre_logits", "map")
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 each_kind = pytest.mark.parametrize("kind", KINDS if TENSORFLOW else EVERYWHERE)
 
@@ -71,8 +71,11 @@ def token_slopes(config, values, image, chosen, block):
     return tokens[0], found
 
 
-def followed(config, found, slope, positive=True, order=1):
-    """Attention times gradient through the layers, for one image; both are (L, h, T, T)."""
+def followed(config, found, slope, positive=True, order=1, read=None):
+    """Attention times gradient through the layers, for one image; both are (L, h, T, T).
+
+    `read` is how much of each patch attention pooling reads; None means all the same.
+    """
     length = config.num_tokens
     relevance = np.eye(length)
     for a, g in list(zip(found, slope, strict=True))[::order]:
@@ -81,7 +84,7 @@ def followed(config, found, slope, positive=True, order=1):
     first = 0 if config.pooling in ("token", "mean_all") else config.num_prefix_tokens
     last = 1 if config.pooling == "token" else length
     rows = (relevance - np.eye(length))[first:last, config.num_prefix_tokens :]
-    return rows.mean(0).reshape(config.grid)
+    return np.average(rows, axis=0, weights=read).reshape(config.grid)
 
 
 @each_kind
@@ -93,7 +96,10 @@ def test_attention_gradient_is_attention_times_its_gradient(kind):
     assert found.shape == (2, 3, 2) and found.dtype == "float32" and found.min() >= 0
     for i, chosen in enumerate(classes[:1]):
         slope = attention_slopes(config, values, x[i], chosen)
-        right = followed(config, expected[:, i], slope)
+        read = None
+        if config.attention_pooling:
+            read = explain.pooling_map(model, x)[i].mean(0).reshape(-1)
+        right = followed(config, expected[:, i], slope, read=read)
         np.testing.assert_allclose(found[i], right, atol=1e-4 * right.max())
         # Negative controls: both signs, the layers in the other order, another class.
         for other in (

@@ -38,7 +38,7 @@ def levels(text, *shape, dtype="uint8"):
     return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
 
 
-APPLIES = ("no_class_token", "all_tokens", "registers_only", "no_positions", "features")
+APPLIES = ("map", "no_class_token", "all_tokens", "registers_only", "no_positions", "features")
 
 
 @pytest.mark.parametrize("kind", APPLIES)
@@ -50,6 +50,7 @@ def test_report_has_the_parts_that_apply_to_the_model(tmp_path, kind):
     assert (data["prediction"] is not None) == classified
     assert (data["gradients"] is not None) == classified
     assert (data["positions"] is not None) == (kind != "no_positions")
+    assert (data["poolingMap"] is not None) == (kind == "map")
     assert data["filters"] is not None and data["features"]["colors"] is not None
     assert data["grid"] == list(config.grid)
     assert data["attention"]["queries"] == config.num_tokens

@@ -270,6 +270,7 @@ def test_cropped_part_is_pale():
     [
         ("registers", 3, (16, 16)),
         ("no_class_token", 1, (16, 16)),
+        ("map", 1, (16, 16)),
         ("registers", 3, (20, 200)),
         ("registers", 3, (200, 20)),
     ],
@@ -279,6 +280,8 @@ def test_figures_fit_their_page(kind, channels, size):
     model = model_of(kind, crop_fraction=0.9, in_channels=channels)
     image = pixels(*size, channels)
     makers = {n: getattr(plots, n) for n in explain.__all__ if n.startswith("plot_")}
+    if kind != "map":
+        del makers["plot_pooling_map"]
     if size != (16, 16):
         makers = {n: makers[n] for n in ("plot_attention_maps", "plot_grad_cam")}
     for name, make in makers.items():
@@ -357,7 +360,21 @@ def test_plots_refuse_wrong_arguments(name, arguments, message):
 
 
 @pytest.mark.backend_free
-def test_plots_refuse_models_without_the_part():
+def test_plot_pooling_map_holds_the_mean_and_each_head():
+    model = model_of("map")
+    image = pixels(channels=model.config.in_channels)
+    figure = plots.plot_pooling_map(model, image)
+    maps = 100 * explain.pooling_map(model, preprocess(image, model.config))[0]
+    found = values_of(figure)
+    np.testing.assert_allclose(found[0], maps.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found[1:], maps, rtol=1e-5)
+    assert np.abs(maps[0] - maps[1]).max() > 1e-1
+
+
+@pytest.mark.backend_free
+def test_plots_refuse_what_a_model_lacks():
+    with pytest.raises(ValueError, match="pooling='token'"):
+        plots.plot_pooling_map(model_of("paper"), pixels())
     with pytest.raises(ValueError, match="position_embedding='none'"):
         plots.plot_position_similarity(model_of("no_positions"))
     with pytest.raises(ValueError, match="num_classes=0"):

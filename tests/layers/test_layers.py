@@ -73,7 +73,7 @@ CASES = {
         layers.PositionEmbedding,
         {"grid": (3, 2), "class_row": True},
         (2, 7, 20),
-        {"bad": [{"grid": (3, 0)}, {"kind": "rope"}, {"kind": "sincos_2d"}]},
+        {"bad": [{"grid": (3, 0)}, {"kind": "rope"}, {"kind": "sincos_2d"}, {"class_row": 3}]},
     ),
     "position_embedding_2d": (
         layers.PositionEmbedding,
@@ -220,6 +220,19 @@ CASES = {
     ),
     "pooling_token": (layers.Pooling, {"mode": "token"}, (2, 7, 20), {"bad": [{"mode": "max"}]}),
     "pooling_mean": (layers.Pooling, {"mode": "mean", "num_prefix_tokens": 1}, (2, 7, 20), {}),
+    "pooling_token_mean": (layers.Pooling, {"mode": "token_mean"}, (2, 7, 20), {}),
+    "distilled_head": (
+        layers.DistilledHead,
+        {"units": 3, "activation": "softmax"},
+        (2, 20),
+        {"bad": [{"units": 0}]},
+    ),
+    "position_embedding_distilled": (
+        layers.PositionEmbedding,
+        {"grid": (3, 2), "kind": "learned_2d", "class_row": 2},
+        (2, 8, 20),
+        {},
+    ),
     "patch_grid": (
         layers.PatchGrid,
         {"grid": (3, 2), "num_prefix_tokens": 1},

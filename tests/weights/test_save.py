@@ -113,3 +113,22 @@ def test_save_low_precision_models_as_float32(tmp_path):
     model = keras_vit.ViT(config, dtype="bfloat16")
     folder = keras_vit.save_pretrained(model, tmp_path / "out")
     assert {a.dtype.name for a in load_file(folder / "model.safetensors").values()} == {"float32"}
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("format", "fields"),
+    [
+        ("timm", {}),
+        ("huggingface", {}),
+        ("torchvision", {}),
+        ("google", {"gelu": "tanh"}),
+        ("big_vision", {"gelu": "tanh", "position_class_row": False}),
+    ],
+)
+def test_save_refuses_a_head_without_bias(tmp_path, format, fields):
+    """No format here has one, and none may lose or invent an array."""
+    model = random_vit(**fields, head_bias=None)
+    with pytest.raises(ValueError, match="arrays for all weights.*differs in head/bias"):
+        keras_vit.save_pretrained(model, tmp_path / "out", format=format)
+    assert not list(tmp_path.iterdir())

@@ -196,12 +196,13 @@ function showAttention() {
   const peaks = floats(data.attention.peaks);
   const sums = floats(data.attention.sums);
   const context = canvasOf("attention-map");
-  const pooled = data.pooling === "mean_all" ? "mean of all tokens" : "mean of the patches";
+  const pooled = ["mean_all", "map_all"].includes(data.pooling)
+    ? "mean of all tokens" : "mean of the patches";
   const fixed = data.classToken ? "class token" : pooled;
   const chosen = {
     layer: layers - 1,
     head: "mean",
-    query: !whole || (data.classToken && data.pooling === "token") ? "0" : "patches",
+    query: !whole || (data.classToken && /^token/.test(data.pooling)) ? "0" : "patches",
     patch: Math.floor(ROWS / 2) * COLUMNS + Math.floor(COLUMNS / 2),
   };
 
@@ -316,9 +317,10 @@ function showAttention() {
 }
 
 function prefixNames() {
-  const registers = data.prefix - (data.classToken ? 1 : 0);
-  const names = Array.from({ length: registers }, (_, i) => `register ${i}`);
-  return data.classToken ? ["class token", ...names] : names;
+  const front = data.classToken ? ["class token"] : [];
+  if (data.distillationToken) front.push("distillation token");
+  const registers = data.prefix - front.length;
+  return [...front, ...Array.from({ length: registers }, (_, i) => `register ${i}`)];
 }
 
 function showEvidence() {
@@ -327,6 +329,14 @@ function showEvidence() {
   find("rollout-peak").textContent = percent(data.rollout.peak);
   rolloutContext.canvas.setAttribute("aria-label", "Attention rollout over the image");
   overlays.push(() => drawMap(rolloutContext, rollout));
+  if (data.poolingMap !== null) {
+    find("pooling-panel").hidden = false;
+    const levels = bytes(data.poolingMap.levels);
+    const context = canvasOf("pooling");
+    find("pooling-peak").textContent = percent(data.poolingMap.peak);
+    context.canvas.setAttribute("aria-label", "Attention of the pooling over the image");
+    overlays.push(() => drawMap(context, levels));
+  }
   if (data.gradients !== null) showGradients();
 }
 

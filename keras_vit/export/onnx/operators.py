@@ -315,6 +315,11 @@ class OnnxOperators:
             "ReduceMean", x, self._ints(1), shape=(-1, x.shape[-1]), keepdims=0
         )  # (B, D)
 
+    def concat(self, xs: Sequence[Tensor]) -> Tensor:
+        first, *rest = xs
+        shape = (*first.shape[:-1], sum(x.shape[-1] for x in xs))
+        return self.node("Concat", first, *rest, shape=shape, axis=-1)
+
     def by_image(self, x: Tensor, tokens: int) -> Tensor:
         return self._reshape(x, -1, tokens, x.shape[-1])
 

@@ -236,6 +236,9 @@ class TensorFlowOperators:
     def mean(self, x: Any, start: int, tokens: int) -> Any:
         return self.tf.reduce_mean(self.by_image(x, tokens)[:, start:], axis=1)
 
+    def concat(self, xs: Sequence[Any]) -> Any:
+        return self.tf.concat(xs, axis=-1)
+
     def by_image(self, x: Any, tokens: int) -> Any:
         return self.tf.reshape(x, [-1, tokens, x.shape[-1]])
 

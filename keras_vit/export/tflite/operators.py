@@ -246,6 +246,9 @@ class TFLiteOperators:
     def mean(self, x: Any, start: int, tokens: int) -> Any:
         return self.tf.reduce_mean(self.by_image(x, tokens)[:, start:], axis=1)  # (B, D)
 
+    def concat(self, xs: Sequence[Any]) -> Any:
+        return self.tf.concat(xs, axis=-1)
+
     def by_image(self, x: Any, tokens: int) -> Any:
         return self.tf.reshape(x, [self.batch, tokens, x.shape[-1]])
 

@@ -26,31 +26,43 @@ BATCH, MODEL = "batch", "model"
 WHOLE = 2**16
 """Size of the largest variable that every device may hold in full."""
 
-_BLOCK = r"(?:.*/)?encoder_block_\d+/"
-_HEADS, _HIDDEN, _UNITS = "num_heads", "mlp_dim", "representation_size"
+_BLOCK, _POOLING = r"(?:.*/)?encoder_block_\d+/", "(?:.*/)?pooling/"
+_RELATIVE = _BLOCK + "attention/relative_positions/"
+_UNITS = "representation_size"
+
+
+def _attention_and_mlp(where: str, heads: str, hidden: str) -> dict:
+    """The rules of a `MultiHeadAttention` and an `MLP`, by head and by hidden unit."""
+    return {
+        where + "attention/(?:query|key|value)/kernel": ((None, MODEL, None), heads),  # (D, h, d)
+        where + "attention/(?:query|key|value)/bias": ((MODEL, None), heads),  # (h, d)
+        where + "attention/(?:query|key|value)/lora_kernel_a": ((None, MODEL, None), heads),
+        where + "attention/attention_output/kernel": ((MODEL, None, None), heads),  # (h, d, D)
+        where + "attention/attention_output/lora_kernel_a": ((MODEL, None, None), heads),
+        where + "mlp/dense_1/kernel": ((None, MODEL), hidden),  # (D, M)
+        where + "mlp/dense_1/bias": ((MODEL,), hidden),
+        where + "mlp/dense_1/lora_kernel_b": ((None, MODEL), hidden),
+        where + "mlp/dense_2/kernel": ((MODEL, None), hidden),  # (M, D)
+        where + "mlp/dense_2/lora_kernel_a": ((MODEL, None), hidden),
+    }
+
+
 # Path of a weight -> its axes, and the config field of the axis that is split.
 _RULES = {
-    _BLOCK + "attention/(?:query|key|value)/kernel": ((None, MODEL, None), _HEADS),  # (D, h, d)
-    _BLOCK + "attention/(?:query|key|value)/bias": ((MODEL, None), _HEADS),  # (h, d)
-    _BLOCK + "attention/(?:query|key|value)/lora_kernel_a": ((None, MODEL, None), _HEADS),
-    _BLOCK + "attention/attention_output/kernel": ((MODEL, None, None), _HEADS),  # (h, d, D)
-    _BLOCK + "attention/attention_output/lora_kernel_a": ((MODEL, None, None), _HEADS),
-    _BLOCK + "attention/relative_positions/table": ((None, MODEL), _HEADS),  # (P, h)
-    _BLOCK + "attention/relative_positions/keys": ((None, MODEL, None), _HEADS),  # (2T - 1, h, d)
-    _BLOCK + "mlp/dense_1/kernel": ((None, MODEL), _HIDDEN),  # (D, M)
-    _BLOCK + "mlp/dense_1/bias": ((MODEL,), _HIDDEN),
-    _BLOCK + "mlp/dense_1/lora_kernel_b": ((None, MODEL), _HIDDEN),
-    _BLOCK + "mlp/gate/kernel": ((None, MODEL), _HIDDEN),  # (D, M)
-    _BLOCK + "mlp/gate/bias": ((MODEL,), _HIDDEN),
-    _BLOCK + "mlp/gate/lora_kernel_b": ((None, MODEL), _HIDDEN),
-    _BLOCK + "mlp/dense_2/kernel": ((MODEL, None), _HIDDEN),  # (M, D)
-    _BLOCK + "mlp/dense_2/lora_kernel_a": ((MODEL, None), _HIDDEN),
+    **_attention_and_mlp(_BLOCK, "num_heads", "mlp_dim"),
+    **_attention_and_mlp(_POOLING, "pooling_heads", "pooling_mlp_dim"),
+    _RELATIVE + "table": ((None, MODEL), "num_heads"),  # (P, h)
+    _RELATIVE + "keys": ((None, MODEL, None), "num_heads"),  # (2T - 1, h, d)
+    _BLOCK + "mlp/gate/kernel": ((None, MODEL), "mlp_dim"),  # (D, M)
+    _BLOCK + "mlp/gate/bias": ((MODEL,), "mlp_dim"),
+    _BLOCK + "mlp/gate/lora_kernel_b": ((None, MODEL), "mlp_dim"),
     "(?:.*/)?stem/.*conv(?:_[123])?/kernel": ((None, None, None, MODEL), "stem_width"),
     "(?:.*/)?patches/projection/kernel": ((None, None, None, MODEL), "width"),  # (p, p, C, D)
     "(?:.*/)?position_embedding/table": ((None, MODEL), "width"),  # (T, D)
     "(?:.*/)?pre_logits/kernel": ((None, MODEL), _UNITS),  # (D, R)
     "(?:.*/)?pre_logits/bias": ((MODEL,), _UNITS),
     "(?:.*/)?head/kernel": ((MODEL, None), "width"),  # (D, K) or (R, K)
+    "(?:.*/)?head/(?:class|distillation)/kernel": ((MODEL, None), "width"),  # (D, K)
 }
 
 
@@ -134,9 +146,11 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     if not config.stem:
         absent.append("stem/")
     if not config.qkv_bias:
-        absent.append("value)/bias")
+        absent.append(_BLOCK + "attention/(?:query|key|value)/bias")
     if config.mlp != "swiglu":
         absent.append("mlp/gate")
+    if not config.attention_pooling:
+        absent.append(_POOLING)
     if config.position_table != "learned":
         absent.append("position_embedding/table")
     if config.attention_positions != "relative_bias":
@@ -147,6 +161,7 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
         absent.append("pre_logits")
     if not config.num_classes:
         absent.append("head/")
+    absent.append("head/kernel" if config.pooling == "token_pair" else "head/(?:class")
     return [pattern for pattern in _RULES if not any(word in pattern for word in absent)]
 
 

@@ -10,7 +10,9 @@ import keras
 from keras import ops
 
 BLOCK = re.compile(r"(?:^|/)encoder_block_(\d+)/")
-EMBEDDING = re.compile(r"(?:^|/)(?:stem|patches|class_token|registers|position_embedding)/")
+EMBEDDING = re.compile(
+    r"(?:^|/)(?:stem|patches|class_token|distillation_token|registers|position_embedding)/"
+)
 
 
 def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:

@@ -11,8 +11,9 @@ from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
 from keras_vit.weights.formats.huggingface_dinov3 import HUGGINGFACE_DINOV3
 from keras_vit.weights.formats.open_clip import OPEN_CLIP
 from keras_vit.weights.formats.table import Format
-from keras_vit.weights.formats.timm import BEIT, DEIT3, DINOV2, MAE, TIMM
+from keras_vit.weights.formats.timm import TIMM
 from keras_vit.weights.formats.timm_naflex import TIMM_NAFLEX
+from keras_vit.weights.formats.timm_raw import BEIT, DEIT3, DINOV2, MAE
 from keras_vit.weights.formats.torchvision import TORCHVISION
 from keras_vit.weights.formats.vit_pytorch import VIT_PYTORCH
 

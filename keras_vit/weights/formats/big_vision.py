@@ -5,11 +5,12 @@ table, except in old files: big_vision adds that row to the token when it loads 
 the same sum as concatenating first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import google
-from keras_vit.weights.formats.table import Format, Header, Limit, Pair, Reading
+from keras_vit.weights.formats.table import POOLING_SIZES, Format, Header, Limit, Pair, Reading
 
 NAMES = {
     "attention": "MultiHeadDotProductAttention_0",
@@ -22,7 +23,7 @@ POSITIONS = (
     "Transformer/pos_embedding",
     "Transformer/posembed_input/pos_embedding",
 )
-ATTENTION_POOLING = r"MAPHead_0/|probe$|(MultiHeadDotProductAttention|LayerNorm|MlpBlock)_0/"
+MAP = "MAPHead_0/"  # in files from before it was a module, its parts have no prefix
 
 
 def read_big_vision(header: Header) -> Reading:
@@ -40,20 +41,36 @@ def read_big_vision(header: Header) -> Reading:
         rows = header.shape(positions, 3)[1]
         size, row = header.table_size(rows, prefixes, fields["patch_size"])
         fields |= {"image_size": size, "position_class_row": bool(row)}
-    pooled = header.has(ATTENTION_POOLING)
-    if pooled:
-        header.require_new_head("attention pooling (a MAP head)", pooling=True)
     style = {"stacked": stacked, "positions": positions or POSITIONS[0]}
+    if header.has(rf"({MAP})?probe$"):
+        style["pooling"] = MAP if header.has(MAP) else ""
+        fields |= _pooling_fields(header, style["pooling"], fields)
     # big_vision has learned and sin-cos positions. A fork may have others without an array.
     unstated = () if positions else ("position_embedding", "image_size")
-    return Reading(fields, style, pooled, tuple(header.unstated(unstated, {})))
+    return Reading(fields, style, assumed=tuple(header.unstated(unstated, {})))
+
+
+def _pooling_fields(header: Header, prefix: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of attention pooling. Its heads and its MLP are the encoder's, but in a fork."""
+    heads = header.shape(f"{prefix}{NAMES['attention']}/query/kernel", 3)[1]
+    hidden = header.shape(f"{prefix}{NAMES['mlp']}/Dense_0/kernel", 2)[1]
+    return {
+        "pooling": "map_all" if fields["class_token"] else "map",
+        "pooling_heads": None if heads == fields["num_heads"] else heads,
+        "pooling_mlp_dim": None if hidden == fields["mlp_dim"] else hidden,
+    }
 
 
 def big_vision_rows(
-    config: ViTConfig, stacked: bool = False, positions: str = POSITIONS[0]
+    config: ViTConfig, stacked: bool = False, positions: str = POSITIONS[0], pooling: str = MAP
 ) -> Iterator[Pair]:
-    """The table of names."""
-    return google.flax_rows(config, {**NAMES, "positions": positions}, stacked)
+    """The table of names. `pooling` precedes those of attention pooling."""
+    yield from google.flax_rows(config, {**NAMES, "positions": positions}, stacked)
+    if config.attention_pooling:
+        yield Pair(f"{pooling}probe", ("pooling/probe",))
+        yield from google.attention_rows(f"{pooling}{NAMES['attention']}", "pooling/attention")
+        yield from google.norm_rows(f"{pooling}LayerNorm_0", "pooling/norm")
+        yield from google.mlp_rows(f"{pooling}{NAMES['mlp']}", "pooling/mlp")
 
 
 BIG_VISION = Format(
@@ -65,15 +82,16 @@ BIG_VISION = Format(
     dropped={
         r"(opt|chrono)/": "state of an optimizer",
         r"(params/)?(txt/|[tb]$)": "the text tower of an image-text model",
-        ATTENTION_POOLING: "attention pooling, replaced as requested",
     },
     refused={r"conv_root/": "a hybrid with a ResNet stem"},
-    writable=google.WRITABLE | {"position_embedding": ("learned", "sincos_2d")},
+    writable=google.WRITABLE
+    | {"position_embedding": ("learned", "sincos_2d"), "pooling": ("token", "mean", "map")},
     limits=(
         Limit(
             lambda c: not c.class_row,
             "position_class_row must be False: the format's table has no row for the class token",
         ),
+        POOLING_SIZES,
         *google.FLAX_LIMITS,
     ),
     suffix=".npz",

@@ -13,7 +13,8 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats.table import Checked, Header, Reading, Row
-from keras_vit.weights.formats.timm import NAMES, RAW, read_timm, timm_rows
+from keras_vit.weights.formats.timm import NAMES, read_timm, timm_rows
+from keras_vit.weights.formats.timm_raw import RAW
 from keras_vit.weights.formats.torch_names import IMAGENET_PIXELS
 
 PERIODS = "rope_embed.periods"
@@ -42,7 +43,7 @@ def read_dinov3(header: Header) -> Reading:
         fields |= IMAGENET_PIXELS
     style = {**reading.style, "periods": quarter}
     assumed = () if quarter else tuple(header.unstated(("num_heads",), {}))
-    return Reading(reading.fields | fields, style, reading.new_head, assumed)
+    return Reading(reading.fields | fields, style, assumed)
 
 
 def dinov3_rows(

@@ -102,35 +102,45 @@ def flax_rows(config: ViTConfig, names: Mapping[str, str] = NAMES, stacked=False
     numbers = range(config.depth)
     for blocks in [tuple(numbers)] if stacked else [(i,) for i in numbers]:
         source = "Transformer/encoderblock" + ("" if stacked else f"_{blocks[0]}")
-        for theirs, ours in _block(names):
-            paths = tuple(f"encoder_block_{i}/{ours}" for i in blocks)
-            yield Pair(f"{source}/{theirs}", paths, stack=stacked)
-    for theirs, ours in _norm("Transformer/encoder_norm", "encoder_norm"):
-        yield Pair(theirs, (ours,))
+        for row in _block(names):
+            paths = tuple(f"encoder_block_{i}/{row.paths[0]}" for i in blocks)
+            yield Pair(f"{source}/{row.source}", paths, stack=stacked)
+    yield from norm_rows("Transformer/encoder_norm", "encoder_norm")
     if config.representation_size is not None:
         yield from _dense("pre_logits", "pre_logits")
     if config.num_classes:
         yield from _dense("head", "head")
 
 
-def _block(names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    yield from _norm("LayerNorm_0", "attention_norm")
-    for theirs in ("query", "key", "value", "out"):
-        ours = "attention_output" if theirs == "out" else theirs
-        for part in ("kernel", "bias"):
-            yield f"{names['attention']}/{theirs}/{part}", f"attention/{ours}/{part}"
-    yield from _norm(names["mlp_norm"], "mlp_norm")
+def _block(names: Mapping[str, str]) -> Iterator[Pair]:
+    yield from norm_rows("LayerNorm_0", "attention_norm")
+    yield from attention_rows(names["attention"], "attention")
+    yield from norm_rows(names["mlp_norm"], "mlp_norm")
+    yield from mlp_rows(names["mlp"], "mlp")
+
+
+def norm_rows(theirs: str, ours: str) -> Iterator[Pair]:
+    """The rows of a LayerNorm."""
+    yield Pair(f"{theirs}/scale", (f"{ours}/gamma",))
+    yield Pair(f"{theirs}/bias", (f"{ours}/beta",))
+
+
+def attention_rows(theirs: str, ours: str) -> Iterator[Pair]:
+    """The rows of a MultiHeadDotProductAttention."""
+    for name in ("query", "key", "value"):
+        yield from _dense(f"{theirs}/{name}", f"{ours}/{name}")
+    yield from _dense(f"{theirs}/out", f"{ours}/attention_output")
+
+
+def mlp_rows(theirs: str, ours: str) -> Iterator[Pair]:
+    """The rows of an MlpBlock."""
     for i in (0, 1):
-        for part in ("kernel", "bias"):
-            yield f"{names['mlp']}/Dense_{i}/{part}", f"mlp/dense_{i + 1}/{part}"
+        yield from _dense(f"{theirs}/Dense_{i}", f"{ours}/dense_{i + 1}")
 
 
-def _norm(theirs: str, ours: str) -> list[tuple[str, str]]:
-    return [(f"{theirs}/scale", f"{ours}/gamma"), (f"{theirs}/bias", f"{ours}/beta")]
-
-
-def _dense(theirs: str, ours: str) -> list[Pair]:
-    return [Pair(f"{theirs}/{part}", (f"{ours}/{part}",)) for part in ("kernel", "bias")]
+def _dense(theirs: str, ours: str) -> Iterator[Pair]:
+    for part in ("kernel", "bias"):
+        yield Pair(f"{theirs}/{part}", (f"{ours}/{part}",))
 
 
 GOOGLE = Format(

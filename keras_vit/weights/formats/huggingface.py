@@ -27,7 +27,6 @@ from keras_vit.weights.formats.table import (
     Reading,
     Row,
 )
-from keras_vit.weights.formats.timm import folded_registers
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
@@ -79,16 +78,12 @@ def read_huggingface(header: Header) -> Reading:
     assumed = tuple(sorted(header.unstated(unstated, stated)))
     if gated:
         stated.pop("gelu", None)
-    teacher = header.has(r"(cls|distillation)_classifier\.")
-    if teacher:
-        header.require_new_head("two class tokens with a head each (DeiT distilled)")
-    head = header.shapes.get("classifier.weight")
-    wide = bool(head) and header.size("classifier.weight", 1, width) != width
-    if wide:
-        header.require_new_head(f"a head on more than its class token, of shape {head}")
     distilled = header.has(r"embeddings\.distillation_token$")
-    registers = "distillation_token" if distilled else "register_tokens"
-    count = header.size(f"embeddings.{registers}", 1, 0)
+    teacher = distilled and header.has(r"(cls|distillation)_classifier\.")
+    head = header.shapes.get("cls_classifier.weight" if teacher else "classifier.weight")
+    # DINOv2's classifier reads the class token and the mean of the patches.
+    wide = not distilled and header.size("classifier.weight", 1, width) == 2 * width
+    count = header.size("embeddings.register_tokens", 1, 0)
     block = f"{names['layers']}.0"
     query, key = _qkv(names, "query"), _qkv(names, "key")
     qkv_bias = f"{block}.{query}.bias" in header.shapes
@@ -113,7 +108,7 @@ def read_huggingface(header: Header) -> Reading:
     inner = header.shape(f"{block}.{query}.weight", 2)[0]
     scaled = f"{block}.{names['scales'][0]}" in header.shapes
     pooler = header.size("pooler.dense.weight", 0, None)
-    used = not head and not teacher and not header.given.get("num_classes")
+    used = not head and not header.given.get("num_classes")
     if pooler and used:
         _check_pooler(header)
     fields = {
@@ -133,9 +128,10 @@ def read_huggingface(header: Header) -> Reading:
         **relative,
         "position_embedding": with_table(relative, bool(rows)),
         "layer_scale": stated.pop("layer_scale", 1.0) if scaled else None,
+        "distillation_token": distilled,
         "num_registers": count,
         "class_token": token,
-        "pooling": "token" if token else "mean",
+        "pooling": _pooling(token, teacher, wide),
         # ViTModel ends in its pooler. A classifier reads the class token before it.
         "representation_size": pooler if used else None,
         "num_classes": head[0] if head else 0,
@@ -149,8 +145,14 @@ def read_huggingface(header: Header) -> Reading:
         fields |= {"final_norm": "after_pooling", "pooling": "mean"}
     elif beit and "layernorm.weight" not in header.shapes:
         fields["final_norm"] = "none"
-    style = {"names": names, "registers": registers, "relative": held(header, *places)}
-    return Reading(fields | stated, style, teacher or wide, assumed)
+    style = {"names": names, "relative": held(header, *places)}
+    return Reading(fields | stated, style, assumed=assumed)
+
+
+def _pooling(token: bool, teacher: bool, wide: bool) -> str:
+    if not token:
+        return "mean"
+    return "token_pair" if teacher else "token_mean" if wide else "token"
 
 
 def _check_pooler(header: Header) -> None:
@@ -174,11 +176,7 @@ def _qkv(names: Mapping[str, Any], name: str) -> str:
 
 
 def huggingface_rows(
-    config: ViTConfig,
-    names: Mapping[str, Any] = OLD,
-    registers: str = "register_tokens",
-    prefix: str = "",
-    relative: str = "own",
+    config: ViTConfig, names: Mapping[str, Any] = OLD, prefix: str = "", relative: str = "own"
 ) -> Iterator[Row]:
     """The table of names. `prefix` precedes all names but the classifier's."""
     embeddings = f"{prefix}embeddings"
@@ -186,15 +184,12 @@ def huggingface_rows(
     yield from linear(f"{embeddings}.patch_embeddings.projection", "patches/projection", CONV)
     if config.class_token:
         yield Pair(f"{embeddings}.cls_token", ("class_token/tokens",))
-    if registers == "distillation_token" and config.num_registers:
-        yield from folded_registers(
-            config, f"{embeddings}.{registers}", table, config.num_registers
-        )
-    else:
-        if config.position_table:
-            yield Pair(table, ("position_embedding/table",), TABLE)
-        if config.num_registers:
-            yield Pair(f"{embeddings}.{registers}", ("registers/tokens",))
+    if config.position_table:
+        yield Pair(table, ("position_embedding/table",), TABLE)
+    if config.distillation_token:
+        yield Pair(f"{embeddings}.distillation_token", ("distillation_token/tokens",))
+    if config.num_registers:
+        yield Pair(f"{embeddings}.register_tokens", ("registers/tokens",))
     for i in range(config.depth):
         block = f"{prefix}{names['layers']}.{i}"
         yield from _block(config, names, block, f"encoder_block_{i}")
@@ -205,7 +200,10 @@ def huggingface_rows(
         yield from norm(f"{prefix}{place}layernorm", "encoder_norm")
     if config.representation_size is not None:
         yield from linear(f"{prefix}pooler.dense", "pre_logits")
-    if config.num_classes:
+    if config.num_classes and config.pooling == "token_pair":
+        yield from linear("cls_classifier", "head/class")
+        yield from linear("distillation_classifier", "head/distillation")
+    elif config.num_classes:
         yield from linear("classifier", "head")
 
 
@@ -225,8 +223,9 @@ def _block(config, names, theirs, ours) -> Iterator[Pair]:
 
 
 def _rows_to_write(config: ViTConfig) -> Iterator[Row]:
-    """The table of names of a ViTForImageClassification, or of a ViTModel without a head."""
-    return huggingface_rows(config, prefix="vit." if config.num_classes else "")
+    """The table of names of a classifier, or without a head of its encoder alone."""
+    prefix = "deit." if config.distillation_token else "vit."
+    return huggingface_rows(config, prefix=prefix if config.num_classes else "")
 
 
 HUGGINGFACE = Format(
@@ -241,15 +240,18 @@ HUGGINGFACE = Format(
         r"lm_head\.": "the head of pretraining",
         INDEX: INDEX_REASON,
         r"pooler\.dense\.": "a pooler that the classifier does not use",
-        r"(cls_|distillation_)classifier\.": "heads of distillation, replaced as requested",
     },
     refused={
         r"embeddings\.(text|token)_embed": "a text model",
     },
     writable={k: v for k, v in PLAIN.items() if k not in ("qkv_bias", "ignore_remainder")}
-    | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token",)},
+    | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token", "token_pair")},
     limits=(
         STANDARD_HEADS,
+        Limit(
+            lambda c: c.pooling != "token_pair" or c.num_classes,
+            "pooling must be 'token' without a head, it is {0.pooling!r}",
+        ),
         Limit(
             lambda c: not c.num_classes or c.representation_size is None,
             "representation_size must be None if there is a head, which does not use the pooler",

@@ -110,16 +110,19 @@ def _height(size: Any) -> int | None:
 
 
 def config_json(config: ViTConfig) -> dict[str, Any]:
-    """The `config.json` of a ViTForImageClassification, or of a ViTModel without a head."""
+    """The `config.json` of a ViT's or a DeiT's classifier, or without a head of its encoder."""
     labels = config.labels or tuple(f"LABEL_{i}" for i in range(config.num_classes))
     classes = {
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},
     }
     pooler = {} if config.num_classes else {"pooler_output_size": config.representation_size}
+    family = "DeiT" if config.distillation_token else "ViT"
+    with_teacher = "WithTeacher" if config.pooling == "token_pair" else ""
+    classifier = f"ForImageClassification{with_teacher}" if config.num_classes else "Model"
     return {
-        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
-        "model_type": "vit",
+        "architectures": [family + classifier],
+        "model_type": family.lower(),
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.num_heads,

@@ -75,7 +75,7 @@ def read_huggingface_dinov3(header: Header) -> Reading:
     stated.pop("labels", None)
     empty = fields["num_registers"] == 0 and "embeddings.register_tokens" in header.shapes
     style = {"blocks": blocks, "empty_registers": empty}
-    return Reading(fields | stated, style, False, assumed)
+    return Reading(fields | stated, style, assumed)
 
 
 def _without_gate(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -192,17 +192,6 @@ class Header:
             f"{rows} rows, {' or '.join(map(str, prefixes))} of them before the patches"
         )
 
-    def require_new_head(self, found: str, *, pooling: bool = False) -> None:
-        """Raises unless the caller replaces a head that a `ViT` cannot have."""
-        needed = {"num_classes": "0"} | ({"pooling": "'mean'"} if pooling else {})
-        if not needed.keys() <= self.given.keys():
-            fields = ", ".join(f"{name}={value}" for name, value in sorted(needed.items())[::-1])
-            raise ValueError(
-                f"source must not have {found}, which ViT does not have. Load its encoder with "
-                f"{fields} (or another num_classes for a new head). "
-                f"Received: a checkpoint with {found}"
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
@@ -212,8 +201,6 @@ class Reading:
     """Fields of the checkpoint's `ViTConfig`."""
     style: dict[str, Any] = dataclasses.field(default_factory=dict)
     """How this file spells its names: keyword arguments of the format's `rows`."""
-    new_head: bool = False
-    """Whether the checkpoint's head cannot be used."""
     assumed: tuple[str, ...] = ()
     """Fields that change the result and that nothing in the checkpoint states."""
 
@@ -237,6 +224,14 @@ CLASS_ROW = Limit(
 POOLS_ITS_TOKEN = Limit(
     lambda c: (c.pooling == "token") == c.class_token,
     "pooling must be 'token' with a class token and 'mean' without one",
+)
+POOLING_SIZES = Limit(
+    lambda c: (
+        not c.attention_pooling
+        or (c.pooling_heads in (None, c.num_heads) and c.pooling_mlp_dim in (None, c.mlp_dim))
+    ),
+    "pooling_heads and pooling_mlp_dim must be None, they are {0.pooling_heads} and "
+    "{0.pooling_mlp_dim}",
 )
 HAS_HEAD = Limit(
     lambda c: c.num_classes > 0,

@@ -1,11 +1,9 @@
-"""State dicts of timm's `VisionTransformer`, and the raw ones of DeiT-III, DINOv2 and MAE.
+"""State dicts of timm's `VisionTransformer` and `Eva`.
 
-They share nearly all names. LayerNorm's epsilon is 1e-6 and GELU is exact unless the architecture
+LayerNorm's epsilon is 1e-6 and GELU is exact unless the architecture
 says otherwise. `config.json` states the pixel range.
 """
 
-import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +20,7 @@ from keras_vit.weights.formats.relative_positions import (
     with_table,
 )
 from keras_vit.weights.formats.table import (
+    POOLING_SIZES,
     STANDARD_HEADS,
     Derived,
     Format,
@@ -35,7 +34,6 @@ from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
     HEADS_BIAS,
-    IMAGENET_PIXELS,
     INTO_HEADS,
     QKV,
     TABLE,
@@ -51,18 +49,14 @@ NAMES = {
     "registers": "reg_token",
     "scales": ("ls1.gamma", "ls2.gamma"),
     "mlp": MLPS[0],
+    "head": "head",
     "relative": ("blocks.{}.attn.rel_pos.", "shared_rel_pos."),
 }
-RAW_DEIT3 = {**NAMES, "scales": ("gamma_1", "gamma_2")}
-RAW_DINOV2 = {**NAMES, "registers": "register_tokens"}
-BEIT_NAMES = {**RAW_DEIT3, "relative": ("blocks.{}.attn.", "rel_pos_bias.")}
-DISTILLED = {**NAMES, "registers": "dist_token"}
+RAW_SCALES = ("gamma_1", "gamma_2")
 
 DROPPED = {
     r"mask_token$": "the mask token of pretraining",
     r"decoder_": "the decoder of pretraining",
-    r"head_dist\.": "the head of a distillation token, replaced as requested",
-    r"attn_pool\.": "attention pooling, replaced as requested",
     r"lm_head\.": "the head of pretraining",
     INDEX: INDEX_REASON,
 }
@@ -91,17 +85,13 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     assumed = set() if "architecture" in header.config else header.unstated(unstated, stated)
     names = {**names, "mlp": _mlp_names(header)}
     if "blocks.0.gamma_1" in header.shapes:  # timm's Eva
-        names["scales"] = RAW_DEIT3["scales"]
-    distilled = header.has("dist_token$")
-    if distilled:
-        header.require_new_head("two class tokens with a head each (DeiT distilled)")
-        names = {**names, "registers": DISTILLED["registers"]}
-    pooled = header.has(r"attn_pool\.") or stated.get("pooling") == "map"
-    if pooled:
-        header.require_new_head("attention pooling", pooling=True)
-        stated.pop("pooling", None)
+        names["scales"] = RAW_SCALES
+    distilled = "dist_token" in header.shapes
+    if distilled and stated.get("pooling", "token") == "token":
+        stated["pooling"] = "token_pair"
+        assumed -= {"pooling"}
     registers = header.size(names["registers"], 1, 0)
-    token = "cls_token" in header.shapes
+    token = ("cls_token" in header.shapes) * (1 + distilled)
     rows = header.size("pos_embed", 1, 0)
     places = (names["relative"][0].format(0), names["relative"][1])
     relative = relative_fields(header, *places, (ph, pw), stated)
@@ -141,6 +131,7 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         assumed -= {"num_heads"}
     heads = header.heads(width, stated.pop("num_heads", None))
     _check_block_norm(header)
+    pooling = _pooling_fields(header, hidden)
     rms = "blocks.0.norm1.bias" not in header.shapes
     if rms and "architecture" not in header.config:
         assumed |= {"norm"}  # a LayerNorm without an offset has the same arrays
@@ -166,7 +157,8 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "key_bias": _key_bias(header),
         "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
         "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
-        "class_token": token,
+        "class_token": bool(token),
+        "distillation_token": distilled,
         "patch_norm": "after" if "patch_embed.norm.weight" in header.shapes else False,
         "patch_bias": "patch_embed.proj.bias" in header.shapes,
         "embedding_norm": "norm_pre.weight" in header.shapes,
@@ -175,9 +167,10 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         "position_embedding": positions,
         "position_class_row": bool(row),
         "pooling": "mean" if averaged else "token",
+        **pooling,
         "final_norm": _final_norm(header),
         "representation_size": header.size("pre_logits.fc.weight", 0, None),
-        "num_classes": header.size("head.weight", 0, 0),
+        "num_classes": header.size(f"{names['head']}.weight", 0, 0),
         "interpolation": "timm",
     }
     stated.pop("image_size", None)
@@ -187,9 +180,10 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     for name in ("pixel_mean", "pixel_std"):
         if isinstance(stated.get(name), tuple) and len(stated[name]) != channels:
             del stated[name]
-    if averaged:
+    # Attention may pool the tokens before the patches too, which no array shows.
+    if (not token and not registers) if pooling else averaged:
         assumed -= {"pooling"}
-    return Reading(fields | stated, style, pooled or distilled, tuple(sorted(assumed)))
+    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
 
 
 def _key_bias(header: Header) -> bool:
@@ -214,6 +208,14 @@ def _mlp(header: Header, names: tuple[str, ...]) -> tuple[int, bool]:
             f"many. Received: {first} with {rows} rows for {last} with {columns} columns"
         )
     return columns, packed or len(names) == 3
+
+
+def _pooling_fields(header: Header, hidden: int) -> dict[str, Any]:
+    """The fields of attention pooling; none if there is no such head."""
+    if not header.has(r"attn_pool\."):
+        return {}
+    rows = header.shape("attn_pool.mlp.fc1.weight", 2)[0]
+    return {"pooling": "map", "pooling_mlp_dim": None if rows == hidden else rows}
 
 
 def _table(header, rows, patch, token, registers, stated):
@@ -292,6 +294,8 @@ def timm_rows(
         yield from norm("patch_embed.norm", "patches/norm_after", config.norm)
     if config.class_token:
         yield Pair("cls_token", ("class_token/tokens",))
+    if config.distillation_token:
+        yield Pair("dist_token", ("distillation_token/tokens",))
     if fold:
         yield from folded_registers(config, names["registers"], "pos_embed", fold)
     else:
@@ -314,10 +318,15 @@ def timm_rows(
     if config.final_norm != "none":
         after = config.final_norm == "after_pooling"
         yield from norm("fc_norm" if after else "norm", "encoder_norm", config.norm)
+    if config.attention_pooling:
+        yield from _attention_pooling()
     if config.representation_size is not None:
         yield from linear("pre_logits.fc", "pre_logits")
-    if config.num_classes:
-        yield from linear("head", "head")
+    if config.num_classes and config.pooling == "token_pair":
+        yield from linear("head", "head/class")
+        yield from linear("head_dist", "head/distillation")
+    elif config.num_classes:
+        yield from linear(names["head"], "head")
 
 
 def _block(config, theirs, ours, names) -> Iterator[Row]:
@@ -361,11 +370,22 @@ def _projections(config, theirs, ours, names) -> Iterator[Row]:
             yield Pair(f"{theirs}.{name[0]}_bias", (place,), HEADS_BIAS)
 
 
+def _attention_pooling() -> Iterator[Pair]:
+    yield Pair("attn_pool.latent", ("pooling/probe",))
+    ours = "pooling/attention"
+    yield from linear("attn_pool.q", f"{ours}/query", INTO_HEADS, HEADS_BIAS)
+    yield from qkv("attn_pool.kv.weight", "attn_pool.kv.bias", ours, ("key", "value"))
+    yield from linear("attn_pool.proj", f"{ours}/attention_output", FROM_HEADS)
+    yield from norm("attn_pool.norm", "pooling/norm")
+    for i in (1, 2):
+        yield from linear(f"attn_pool.mlp.fc{i}", f"pooling/mlp/dense_{i}")
+
+
 def folded_registers(
     config: ViTConfig, registers: str, positions: str, rows: int
 ) -> Iterator[Derived]:
     """Registers with rows in the position table: the rows are added to them once."""
-    token, width = int(config.class_row), config.width
+    token, width = config.num_prefix_rows, config.width
     table = (1, token + rows + config.num_patches, width)
     yield Derived(
         "registers/tokens",
@@ -377,53 +397,6 @@ def folded_registers(
         {positions: table},
         lambda all_rows: np.delete(all_rows[0], np.s_[token : token + rows], axis=0),
     )
-
-
-def _is_square_table(rows: int, columns: int) -> bool:
-    """Whether a table of relative positions has as many rows as that of a square grid."""
-    offsets = (2 * rows - 1) * (2 * columns - 1)
-    return math.isqrt(offsets) ** 2 == offsets
-
-
-def read_deit3(header: Header) -> Reading:
-    """Raw DeiT-III: LayerScale's gains have no module of their own."""
-    reading = read_timm(header, RAW_DEIT3)
-    if "pos_embed" not in header.shapes or header.has(f"reg_token$|{FREQUENCIES}$"):
-        return reading  # timm's Eva, in a file alone
-    # RoPE-ViT, which has rotary positions beside the table, was trained with the same code.
-    return _raw(reading, "deit", ("num_heads", "position_embedding", *ROPE))
-
-
-def read_dinov2(header: Header) -> Reading:
-    """Raw DINOv2: registers have another name, and the table has a resampling rule of its own."""
-    registers = "register_tokens" in header.shapes
-    reading = read_timm(header, RAW_DINOV2)
-    return _raw(reading, "huggingface_dinov2_registers" if registers else "dinov2")
-
-
-def read_beit(header: Header) -> Reading:
-    """BEiT, BEiT v2: raw files have timm's names."""
-    return read_timm(header, BEIT_NAMES)
-
-
-def read_mae(header: Header) -> Reading:
-    """Raw MAE: an encoder, and a decoder that is dropped."""
-    return _raw(read_timm(header), "deit")
-
-
-def _raw(
-    reading: Reading, interpolation: str, unstated: tuple[str, ...] = ("num_heads",)
-) -> Reading:
-    """Adds these projects' pixel range. Their code fixes every field that is not `unstated`."""
-    pixels = {
-        "interpolation": interpolation,
-        "resize_method": "bicubic",
-        "crop_fraction": 224 / 256,
-    }
-    if reading.fields["in_channels"] == 3:
-        pixels |= IMAGENET_PIXELS
-    assumed = tuple(name for name in reading.assumed if name in unstated)
-    return Reading(reading.fields | pixels, reading.style, reading.new_head, assumed)
 
 
 TIMM = Format(
@@ -450,6 +423,31 @@ TIMM = Format(
     },
     limits=(
         STANDARD_HEADS,
+        POOLING_SIZES,
+        Limit(
+            lambda c: c.pooling != "token_mean",
+            "pooling must be another than 'token_mean', which timm does not have",
+        ),
+        Limit(
+            lambda c: (
+                not c.distillation_token
+                or (c.pooling == "token_pair" and c.class_row and not c.num_registers)
+            ),
+            "distillation_token must be False, or pooling 'token_pair', with rows in the table for "
+            "both tokens and without registers",
+        ),
+        Limit(
+            lambda c: (
+                not (c.distillation_token or c.stem)
+                or (c.mlp, c.block_norm, c.norm_epsilon) == ("mlp", "pre", 1e-6)
+            ),
+            "mlp must be 'mlp', block_norm 'pre' and norm_epsilon 1e-06 with a distillation token "
+            "or a stem",
+        ),
+        Limit(
+            lambda c: not (c.distillation_token and c.stem),
+            "stem must be None with a distillation token",
+        ),
         Limit(
             lambda c: c.patch_bias != c.embedding_norm,
             "patch_bias must be the opposite of embedding_norm={0.embedding_norm}: timm's models "
@@ -480,45 +478,3 @@ TIMM = Format(
     ),
     json_files={"config.json": timm_config.config_json},
 )
-# Read-only, with the same rows.
-RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={}, bare=True)
-BEIT = dataclasses.replace(
-    TIMM,
-    name="beit",
-    read_config=read_beit,
-    rows_to_write=lambda config: timm_rows(config, BEIT_NAMES),
-    writable={
-        **(TIMM.writable or {}),
-        "position_embedding": ("relative_bias", "learned+relative_bias"),
-        "class_token": (True,),
-        "key_bias": (True, False),
-        "qk_norm": (False,),
-        "gelu": ("exact",),
-        "pooling": ("mean", "token", None),
-        "final_norm": ("before_pooling", "after_pooling"),
-    },
-    limits=(
-        STANDARD_HEADS,
-        Limit(
-            lambda c: c.position_table is None or c.class_row,
-            "position_class_row must be True, where there is a table",
-        ),
-        Limit(
-            lambda c: c.key_bias != c.qkv_bias,
-            "key_bias must be False, because BEiT's keys have no bias",
-        ),
-        Limit(
-            lambda c: c.grid[0] == c.grid[1] or not _is_square_table(*c.grid),
-            "image_size must have another grid than {0.grid}, which timm takes for a square one",
-        ),
-    ),
-    json_files={"config.json": timm_config.beit_config_json},
-    needs=(r"blocks\.0\.attn\.relative_position_bias_table$", r"rel_pos_bias\."),
-)
-DEIT3 = dataclasses.replace(
-    RAW, name="deit3", read_config=read_deit3, needs=(r"blocks\.0\.gamma_1$",)
-)
-DINOV2 = dataclasses.replace(
-    RAW, name="dinov2", read_config=read_dinov2, needs=(r"mask_token$", r"register_tokens$")
-)
-MAE = dataclasses.replace(RAW, name="mae", read_config=read_mae, needs=(r"decoder_embed\.",))

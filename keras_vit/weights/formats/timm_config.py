@@ -26,9 +26,16 @@ GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh", "quick_gelu"
 NORMS = {"layernorm": 1e-6}  # epsilon if only the name is given
 ACTS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 
+POOLS = {ours: theirs for theirs, ours in POOLINGS.items()} | {
+    "mean_all": "avg",
+    "map_all": "map",
+    "token_pair": "token",
+}
+
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
+DISTILLED = "deit_base_distilled_patch16_224"
 # Classes and the epsilon are no arguments that JSON can hold: functions that set them.
 BEIT = "beit_base_patch16_224"
 GATED = "vit_giant_patch14_dinov2"
@@ -67,7 +74,7 @@ def _value(cell: str) -> Any:
 
 
 def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a `ViTConfig` that `config.json` states; `pooling` may be "map"."""
+    """Fields of a `ViTConfig` that `config.json` states."""
     fields = _architecture(config["architecture"]) if "architecture" in config else {}
     arguments = dict(config.get("model_args") or {})
     for name, value in arguments.items():
@@ -88,9 +95,11 @@ def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         fields["position_embedding"] = "none"
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool is not None:
+        every = str(fields.get("pooling")).endswith("_all")  # the architecture's own
         fields["pooling"] = _choice("global_pool", pool, POOLINGS)
-        if fields["pooling"] == "mean" and arguments.get("pool_include_prefix"):
-            fields["pooling"] = "mean_all"
+        every = arguments.get("pool_include_prefix", every)
+        if every and fields["pooling"] in ("mean", "map"):
+            fields["pooling"] += "_all"
     return fields | _pixels(config) | _size(arguments, config)
 
 
@@ -154,6 +163,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
     name = f"vit_{SIZES.get(config.width, 'base')}_patch{config.patch_size[0]}_224"
     name = name if name in architectures() else BASE
     for special, function in (
+        (config.distillation_token, DISTILLED),
         (gated, GATED),
         (config.block_norm == "res_post", RES_POST),
         (config.norm_epsilon == 1e-5, EPSILON_1E_5),
@@ -163,7 +173,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
     if config.stem:
         name = HYBRIDS[config.stem_depths]
         first_conv = "patch_embed.backbone." + ("stem.conv" if config.stem_depths else "conv")
-    pool = {"token": "token", "mean": "avg", "mean_all": "avg", None: ""}[config.pooling]
+    pool = POOLS[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
         "patch_size": list(config.patch_kernel),
@@ -183,7 +193,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
         "no_embed_class": not config.class_row,
         "pos_embed": "learn" if config.position_embedding == "learned" else "none",
         "global_pool": pool,
-        "pool_include_prefix": config.pooling == "mean_all",
+        "pool_include_prefix": config.pooling in ("mean_all", "map_all"),
         "pre_norm": config.embedding_norm,
         "final_norm": config.final_norm != "none",
         "fc_norm": config.final_norm == "after_pooling",
@@ -207,7 +217,7 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
             "std": per_channel(config.pixel_std, config.in_channels),
             "num_classes": config.num_classes,
             "first_conv": first_conv,
-            "classifier": "head",
+            "classifier": ["head", "head_dist"] if config.distillation_token else "head",
         },
     }
 

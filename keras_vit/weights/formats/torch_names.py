@@ -6,6 +6,7 @@ from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import Pair
 
 CONV = Layout("h w c d -> d c h w")
+SAME = Layout("")
 MATRIX = Layout("i o -> o i")
 INTO_HEADS = Layout("i h d -> (h d) i")
 HEADS_BIAS = Layout("h d -> (h d)")
@@ -27,11 +28,18 @@ def norm(theirs: str, ours: str, kind: str = "layer") -> Iterator[Pair]:
         yield Pair(f"{theirs}.bias", (f"{ours}/beta",))
 
 
-def linear(theirs: str, ours: str, layout: Layout = MATRIX, *, bias: bool = True) -> Iterator[Pair]:
+def linear(
+    theirs: str,
+    ours: str,
+    layout: Layout = MATRIX,
+    bias_layout: Layout = SAME,
+    *,
+    bias: bool = True,
+) -> Iterator[Pair]:
     """The rows of a Linear or a convolution."""
     yield Pair(f"{theirs}.weight", (f"{ours}/kernel",), layout)
     if bias:
-        yield Pair(f"{theirs}.bias", (f"{ours}/bias",))
+        yield Pair(f"{theirs}.bias", (f"{ours}/bias",), bias_layout)
 
 
 def mlp(
@@ -56,8 +64,8 @@ def mlp(
     yield from linear(f"{theirs}.{last}", f"{ours}/dense_2", bias=bias)
 
 
-def qkv(weight: str, bias: str | None, ours: str) -> Iterator[Pair]:
+def qkv(weight: str, bias: str | None, ours: str, names: tuple[str, ...] = QKV) -> Iterator[Pair]:
     """The rows of one matrix for query, key and value: timm, torchvision, vit-pytorch."""
-    yield Pair(weight, tuple(f"{ours}/{name}/kernel" for name in QKV), INTO_HEADS)
+    yield Pair(weight, tuple(f"{ours}/{name}/kernel" for name in names), INTO_HEADS)
     if bias is not None:
-        yield Pair(bias, tuple(f"{ours}/{name}/bias" for name in QKV), HEADS_BIAS)
+        yield Pair(bias, tuple(f"{ours}/{name}/bias" for name in names), HEADS_BIAS)

@@ -36,6 +36,7 @@ CONFIGS = [
     {"position_embedding": "learned+relative_bias", "key_bias": False, "image_size": 64},
     {"position_embedding": "relative", "num_registers": 1},
     {"position_embedding": "relative_mlp", "relative_mlp_dim": 6},
+    {"class_token": False, "pooling": "map", "pooling_heads": 20, "pooling_mlp_dim": 24},
 ]
 
 

@@ -27,8 +27,9 @@ EXPRESSIBLE = {
     **{"patch_size": None, "embed_dim": None, "depth": None, "num_heads": None, "mlp_ratio": None},
     **{"qkv_bias": None, "qk_norm": None, "init_values": None, "class_token": None},
     **{"no_embed_class": None, "reg_tokens": None, "final_norm": None, "fc_norm": None},
-    **{"img_size": None, "dynamic_img_size": None, "stem_depths": None},
-    **{"global_pool": ("token", "avg"), "act_layer": ("gelu_tanh",)},
+    **{"img_size": None, "dynamic_img_size": None, "pool_include_prefix": None, "distilled": None},
+    **{"stem_depths": None},
+    **{"global_pool": ("token", "avg", "map"), "act_layer": ("gelu_tanh",)},
 }
 
 DATA = {

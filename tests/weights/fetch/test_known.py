@@ -46,12 +46,10 @@ def test_known_rows_as_timm_states_them(timm):
     "name",
     [
         "vit_base_patch16_clip_224.openai",  # LayerNorm before the blocks, quick GELU
-        "vit_base_patch16_siglip_224.webli",  # attention pooling
         "vit_base_patch16_rpn_224.sw_in1k",  # LayerNorm inside the branch
         "vit_pwee_patch16_reg1_gap_256.sbb_in1k",  # parallel branches
         "vit_giant_patch14_dinov2.lvd142m",  # SwiGLU
         "vit_so150m_patch16_reg4_gap_256.sbb_e250_in12k",  # registers with positions
-        "deit_base_distilled_patch16_224.fb_in1k",  # two heads
         "beit3_base_patch16_224.in22k_ft_in1k",
         "aimv2_large_patch14_224.apple_pt",
         "vit_base_patch16_radio_v3.c_radio",

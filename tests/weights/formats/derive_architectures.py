@@ -20,7 +20,7 @@ MODULES = ("vision_transformer", "deit", "beit", "eva", "vision_transformer_hybr
 ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
 COLUMNS = (
     *("architecture", "num_heads", "block_norm", "gelu", "norm_epsilon", "pooling"),
-    *("interpolation", "keeps_aspect", "position_embedding", *ROPE, "unlike"),
+    *("pooling_heads", "interpolation", "keeps_aspect", "position_embedding", *ROPE, "unlike"),
 )
 NAFLEX_RULES = {  # mode, antialias, align_corners
     ("bicubic", True, False): "timm",
@@ -70,8 +70,15 @@ def derive(name: str, file: str) -> dict:
         return {"unlike": reason}
     block = module.blocks[0]
     pooling = POOLINGS[module.global_pool]
-    if pooling == "mean" and getattr(module, "pool_include_prefix", False):
-        pooling = "mean_all"
+    # Eva's attention pooling reads all tokens.
+    if pooling in ("mean", "map") and getattr(module, "pool_include_prefix", pooling == "map"):
+        pooling += "_all"
+    if hasattr(module, "dist_token"):
+        pooling = "token_pair"
+    pool = getattr(module, "attn_pool", None)
+    heads = {} if pool is None else {"pooling_heads": pool.num_heads}
+    if heads == {"pooling_heads": block.attn.num_heads}:
+        heads = {}
     interpolation = {}  # of position tables and patch kernels, as its loader passes it on
     if file == "naflexvit":
         interpolation = naflex_table(module.embeds)
@@ -88,6 +95,7 @@ def derive(name: str, file: str) -> dict:
         **({} if gelu == "SiLU" else {"gelu": GELUS[gelu]}),  # a gated MLP has none
         "norm_epsilon": block.norm1.eps,
         "pooling": pooling,
+        **heads,
         **rotary(module),
     }
 
@@ -146,6 +154,8 @@ def unlike(module, file: str) -> str:
     ):
         if type(part).__name__ not in known:
             return f"{what} ({type(part).__name__})"
+    if type(getattr(module, "attn_pool", None)).__name__ not in ("NoneType", "AttentionPoolLatent"):
+        return f"another attention pooling ({type(module.attn_pool).__name__})"
     if getattr(block.attn, "gate", None) is not None:
         return "a gate in its attention"
     if any(getattr(other.attn, "num_kv_groups", 1) != 1 for other in module.blocks):

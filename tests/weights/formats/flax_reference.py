@@ -30,8 +30,13 @@ def random_google(
     return {prefix + name: array for name, array in _fill(shapes, seed).items()}
 
 
-def random_big_vision(seed=0, *, token=False, old=False, scan=False, positions=True, **size):
-    """A random checkpoint with the names of google-research/big_vision, without a prefix."""
+def random_big_vision(
+    seed=0, *, token=False, old=False, scan=False, positions=True, pooling=None, **size
+):
+    """A random checkpoint with the names of google-research/big_vision, without a prefix.
+
+    `pooling` precedes the names of a MAP head; None means no such head.
+    """
     s = {**SIZE, **size}
     shapes = _stem(s, token)
     if positions:
@@ -44,6 +49,10 @@ def random_big_vision(seed=0, *, token=False, old=False, scan=False, positions=T
     else:
         for i in range(s["depth"]):
             shapes |= {f"Transformer/encoderblock_{i}/{k}": v for k, v in block}
+    if pooling is not None:
+        of = {"heads": s.get("pooling_heads", s["heads"]), "mlp": s.get("pooling_mlp", s["mlp"])}
+        head = _block(s | of, names[0], "LayerNorm_0", names[2]) | {"probe": (1, 1, s["width"])}
+        shapes |= {f"{pooling}{k}": v for k, v in head.items()}
     return _fill(shapes | _head(s, None), seed)
 
 
@@ -139,6 +148,10 @@ def big_vision(params, images):
         x = _prepend(cls, x)
     names = ("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
     x = _encoder(params, x, names)
+    for prefix in ("MAPHead_0/", ""):
+        if f"{prefix}probe" in params:
+            head = {k.removeprefix(prefix): v for k, v in params.items() if k.startswith(prefix)}
+            return _logits(params, _map_head(head, x))
     return _logits(params, x[:, 0] if cls is not None else x.mean(axis=1))
 
 
@@ -195,6 +208,26 @@ def _same(x, size, stride, value):
         total = max((-(-side // stride) - 1) * stride + size - side, 0)
         pads.append((total // 2, total - total // 2))
     return np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
+
+
+def _map_head(head, x):
+    """`MAPHead`: the attention of a probe, then an MLP around which alone there is a residual."""
+    attention = "MultiHeadDotProductAttention_0"
+    probe = np.broadcast_to(head["probe"], (len(x), 1, x.shape[-1]))
+    q, k, v = (
+        np.einsum("btd,dhe->bhte", y, head[f"{attention}/{n}/kernel"])
+        + head[f"{attention}/{n}/bias"][:, None]
+        for n, y in (("query", probe), ("key", x), ("value", x))
+    )
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    y = scores / scores.sum(axis=-1, keepdims=True) @ v
+    x = np.einsum("bhte,hed->btd", y, head[f"{attention}/out/kernel"])
+    x = x + head[f"{attention}/out/bias"]
+    y = _norm(head, "LayerNorm_0", x)
+    y = y @ head["MlpBlock_0/Dense_0/kernel"] + head["MlpBlock_0/Dense_0/bias"]
+    y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    return (x + y @ head["MlpBlock_0/Dense_1/kernel"] + head["MlpBlock_0/Dense_1/bias"])[:, 0]
 
 
 def _embed(params, images):

@@ -25,11 +25,14 @@ KINDS = {
     "ViTForImageClassification, quick": {"hidden_act": "quick_gelu"},
     "IJepaForImageClassification": {},
     "DeiTForImageClassification": {},
+    "DeiTForImageClassificationWithTeacher": {},
     "DeiTModel": {},
     "Dinov2Model": {},
     "Dinov2WithRegistersModel": {},
     "Dinov2Model, swiglu": {"use_swiglu_ffn": True, "mlp_ratio": 2},
     "Dinov2WithRegistersModel, swiglu": {"use_swiglu_ffn": True, "mlp_ratio": 2},
+    "Dinov2ForImageClassification": {},
+    "Dinov2WithRegistersForImageClassification": {},
 }
 
 
@@ -143,15 +146,16 @@ def test_huggingface_ijepa_without_a_head_averages_its_tokens(tmp_path):
     assert not found.class_token and found.pooling == "mean"
 
 
-def test_huggingface_distilled_heads_are_named_and_trunk_loads(tmp_path):
+def test_huggingface_distilled_trunk_is_the_librarys(tmp_path):
     source, folder = saved(tmp_path, "DeiTForImageClassificationWithTeacher")
-    with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):
-        keras_vit.from_pretrained(folder)
+    tokens = torch_output(source.deit, images())[0].numpy()
     model = keras_vit.from_pretrained(folder, num_classes=0)
-    tokens = torch_output(source.deit, images())[0]
-    np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
-    assert keras_vit.from_pretrained(folder, num_classes=3).config.num_classes == 3
-    assert len(inspect(folder, num_classes=3).dropped) == 4
+    pair = np.concatenate([tokens[:, 0], tokens[:, 1]], axis=1)
+    np.testing.assert_allclose(logits(model, images()), pair, atol=1e-5)
+    new = inspect(folder, num_classes=4)
+    assert len(new.dropped) == 4 and new.config.pooling == "token_pair"
+    token = keras_vit.from_pretrained(folder, num_classes=4, pooling="token")
+    assert token.get_layer("head").kernel.shape == (20, 4)
 
 
 def test_huggingface_mae_decoder_is_dropped(tmp_path):
@@ -182,6 +186,8 @@ def test_huggingface_mae_decoder_is_dropped(tmp_path):
         ("ViTForImageClassification", (16, 56)),
         ("DeiTForImageClassification", (32, 48)),
         ("IJepaForImageClassification", (16, 48)),
+        ("DeiTForImageClassificationWithTeacher", (32, 48)),
+        ("Dinov2ForImageClassification", (40, 24)),
         ("Dinov2Model", (40, 24)),
         ("Dinov2WithRegistersModel", (40, 32)),
     ],
@@ -227,7 +233,7 @@ def test_huggingface_unknown_activation_is_named(tmp_path):
         keras_vit.from_pretrained(folder)
 
 
-WRITTEN = [k for k in KINDS if k.startswith("ViT")]
+WRITTEN = [k for k in KINDS if k.startswith(("ViT", "DeiT"))]
 
 
 @pytest.mark.backend_free

@@ -1,5 +1,6 @@
 """timm's state dicts, and the raw DeiT-III, DINOv2 and MAE ones, against timm's own code."""
 
+import keras
 import numpy as np
 import pytest
 import weights_sources as sources
@@ -33,6 +34,9 @@ KINDS = {
     "one channel": {"in_chans": 1},
     "norm before the blocks": {"pre_norm": True, "reg_tokens": 2, "no_embed_class": True},
     "inner norms": {"scale_attn_norm": True, "scale_mlp_norm": True},
+    "attention pooling": {"global_pool": "map", "class_token": False},
+    "attention pooling of registers": {"global_pool": "map", "reg_tokens": 1, "num_classes": 0}
+    | {"no_embed_class": True},
 }
 SWIGLU = {  # timm's own arguments, none of which JSON can hold
     "swiglu": {"mlp_ratio": 2.8, "init_values": 0.1},
@@ -47,6 +51,8 @@ UNSTATED = {
 STATED = {
     "gap before norm": {"global_pool": "avg", "fc_norm": False},
     "all tokens": {"global_pool": "avg", "pool_include_prefix": True},
+    "attention pooling of all tokens": {"global_pool": "map", "pool_include_prefix": True},
+    "norm after attention pooling": {"global_pool": "map", "fc_norm": True},
     "tanh": {"act_layer": "gelu_tanh"},
     "quick": {"act_layer": "quick_gelu", "pre_norm": True},
     "not square": {"img_size": [16, 144]},  # of 36 patches, which a bare file would call 6 x 6
@@ -345,44 +351,107 @@ def test_timm_heads_are_read_from_q_norm(tmp_path):
         inspect(path)
 
 
-def test_timm_distilled_trunk_equals_source(tmp_path):
+def distilled_vit():
     from timm.models.deit import VisionTransformerDistilled
 
-    source = sources.randomize(
-        VisionTransformerDistilled(
-            img_size=24, patch_size=8, embed_dim=20, depth=2, num_heads=5, num_classes=3
-        )
-    )
+    fields = {"img_size": 24, "patch_size": 8, "embed_dim": 20, "depth": 2, "num_heads": 5}
+    return sources.randomize(VisionTransformerDistilled(**fields, mlp_ratio=1.4, num_classes=3))
+
+
+def test_timm_distilled_logits_equal_source(tmp_path):
+    source = distilled_vit()
     path = bare(tmp_path, sources.state(source))
-    with pytest.raises(ValueError, match="DeiT distilled.*num_classes=0"):
-        keras_vit.from_pretrained(path, num_heads=5)
-    model = keras_vit.from_pretrained(path, num_heads=5, num_classes=0)
-    tokens = torch_output(source.forward_features, images())
-    np.testing.assert_allclose(logits(model, images()), tokens[:, 0].numpy(), atol=1e-5)
-    assert {n.split(".")[0] for n in inspect(path, num_heads=5, num_classes=3).dropped} == {
-        "head",
-        "head_dist",
-    }
+    model = assert_same_logits(path, source, num_heads=5, wrong={"norm_epsilon": 0.1})
+    assert model.config.pooling == "token_pair" and model.config.num_prefix_rows == 2
+
+    # Both heads, as they are trained with a teacher; each is another function.
+    features = model.features()
+    both = keras.Model(features.input, model.get_layer("head")(features.output, separate=True))
+    source.set_distilled_training()
+    expected = torch_output(source.train(), images())  # without dropout
+    np.testing.assert_allclose(logits(both, images()), np.stack(expected, axis=1), atol=1e-5)
+    assert np.abs(expected[0] - expected[1]).max() > 1e-2
+
+    tokens = torch_output(source.forward_features, images()).numpy()
+    trunk = keras_vit.from_pretrained(path, num_heads=5, num_classes=0)
+    pair = np.concatenate([tokens[:, 0], tokens[:, 1]], axis=1)
+    np.testing.assert_allclose(logits(trunk, images()), pair, atol=1e-5)
+    token = keras_vit.from_pretrained(path, num_heads=5, num_classes=0, pooling="token")
+    np.testing.assert_allclose(logits(token, images()), tokens[:, 0], atol=1e-5)
+
+
+def test_timm_distilled_at_another_resolution_equals_source(tmp_path):
+    source = distilled_vit()
+    path = bare(tmp_path, sources.state(source))
+    model = keras_vit.from_pretrained(path, num_heads=5, image_size=(40, 32))
+    source.set_input_size((40, 32))
+    expected = torch_logits(source, images(40, 32))
+    np.testing.assert_allclose(logits(model, images(40, 32)), expected, atol=1e-5)
+    again = keras_vit.from_pretrained(path, num_heads=5).resized((40, 32))
+    np.testing.assert_allclose(logits(again, images(40, 32)), expected, atol=1e-5)
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"global_pool": "map", "class_token": False}, "attention pooling"),
-    ],
-)
-def test_timm_other_architectures_are_named(tmp_path, fields, message):
-    path = bare(tmp_path, sources.state(sources.timm_vit(**fields)))
-    with pytest.raises(ValueError, match=message):
-        keras_vit.from_pretrained(path, num_heads=5)
+def test_timm_distilled_new_heads(tmp_path):
+    path = bare(tmp_path, sources.state(distilled_vit()))
+    new = inspect(path, num_heads=5, num_classes=7)
+    assert set(new.dropped) == {
+        f"{n}.{k}" for n in ("head", "head_dist") for k in ("weight", "bias")
+    }
+    assert set(new.dropped.values()) == {"replaced by a new head of 7 classes"}
+    model = keras_vit.from_pretrained(path, num_heads=5, num_classes=7)
+    assert [w.shape for w in model.get_layer("head").weights] == [(20, 7), (7,)] * 2
+    with pytest.raises(ValueError, match=r"missing: '\(for head/kernel\)'.*"):
+        keras_vit.from_pretrained(path, num_heads=5, pooling="token")
+
+
+@pytest.mark.backend_free
+def test_timm_distilled_round_trip_is_bitwise_and_timm_loads_it(tmp_path):
+    import timm
+
+    source = distilled_vit()
+    arrays = sources.state(source)
+    model = keras_vit.from_pretrained(bare(tmp_path, arrays), num_heads=5)
+    folder = keras_vit.save_pretrained(model, tmp_path / "back", format="timm")
+    sources.assert_same_file(folder / "model.safetensors", arrays)
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    np.testing.assert_allclose(
+        torch_logits(again, images()), torch_logits(source, images()), atol=1e-6
+    )
+    assert keras_vit.from_pretrained(folder).config == model.config
+    changed = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=5)
+    assert changed.head_dist.weight.shape == (5, 20)
+
+
+def test_dinov2_raw_linear_classifier_reads_token_and_mean(tmp_path):
+    """The layout of torch.hub's dinov2_*_lc with one layer."""
+    source = sources.timm_vit(num_classes=0, init_values=0.1)
+    rng = np.random.default_rng(5)
+    weight, bias = rng.normal(size=(3, 40)).astype("f"), rng.normal(size=3).astype("f")
+    arrays = {f"backbone.{k}": v for k, v in sources.state(source).items()}
+    arrays |= {"backbone.mask_token": np.zeros((1, 20), "f")}
+    arrays |= {"linear_head.weight": weight, "linear_head.bias": bias}
+    tokens = torch_output(source.forward_features, images()).numpy()
+    read = np.concatenate([tokens[:, 0], tokens[:, 1:].mean(1)], axis=1)
+    model = assert_same_logits(
+        bare(tmp_path, arrays), lambda batch: read @ weight.T + bias, num_heads=5
+    )
+    assert model.config.pooling == "token_mean" and model.output_shape == (None, 3)
+    arrays["linear_head.weight"] = np.ones((3, 100), "f")  # of four layers
+    with pytest.raises(ValueError, match=r"wrong shape: 'linear_head.weight' \(3, 100\)"):
+        keras_vit.from_pretrained(bare(tmp_path, arrays), num_heads=5)
+    assert (
+        keras_vit.from_pretrained(bare(tmp_path, arrays), num_heads=5, num_classes=0).config.pooling
+        == "token"
+    )
 
 
 @pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("vit_base_patch16_sapiens2", "another normalization"),
+        ("vit_base_patch16_xp_224", "blocks of another kind"),
+        ("vit_base_patch16_sapiens2.pretrain", "fewer keys"),
         ("vit_base_patch16_of_tomorrow", "architecture in config.json must be one of timm's"),
     ],
 )
@@ -542,6 +611,30 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
     model = keras_vit.from_pretrained(path, num_heads=5, num_classes=0, pooling="mean")
     tokens = torch_output(source.forward_features, images())
     np.testing.assert_allclose(logits(model, images()), tokens.mean(1).numpy(), atol=1e-5)
+    reasons = set(inspect(path, num_heads=5, pooling="mean").dropped.values())
+    assert reasons == {"not used: pooling='mean'"}
+
+
+@pytest.mark.backend_free
+def test_timm_attention_pooling_of_prefix_tokens_is_an_assumption(tmp_path):
+    """No array shows whether it reads the class token too."""
+    fields = {"num_heads": 5, "gelu": "exact", "norm_epsilon": 1e-6}
+    fields["position_embedding"] = "learned"
+    arrays = sources.state(sources.timm_vit(global_pool="map"))
+    path = bare(tmp_path, arrays)
+    assert inspect(path, **fields).assumed == {"pooling": "map"}
+    source = sources.timm_vit(global_pool="map", pool_include_prefix=True)
+    assert_same_logits(path, source, **fields, pooling="map_all", wrong={"pooling": "map"})
+    path = bare(tmp_path, sources.state(sources.timm_vit(global_pool="map", class_token=False)))
+    assert inspect(path, **fields).assumed == {}
+
+
+@pytest.mark.backend_free
+def test_timm_attention_pooling_of_another_size_is_not_written(tmp_path):
+    for fields in ({"pooling_heads": 4}, {"pooling_mlp_dim": 24}):
+        model = sources.random_vit(class_token=False, pooling="map", **fields)
+        with pytest.raises(ValueError, match="pooling_heads and pooling_mlp_dim must be None"):
+            keras_vit.save_pretrained(model, tmp_path / "timm", format="timm")
 
 
 @pytest.mark.backend_free
