@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_vit.weights.formats.beit import BEIT
 from keras_vit.weights.formats.big_vision import BIG_VISION
 from keras_vit.weights.formats.google import GOOGLE
 from keras_vit.weights.formats.huggingface import HUGGINGFACE
 from keras_vit.weights.formats.table import Format
-from keras_vit.weights.formats.timm import BEIT, DEIT3, DINOV2, MAE, TIMM
+from keras_vit.weights.formats.timm import DEIT3, DINOV2, MAE, TIMM
 from keras_vit.weights.formats.torchvision import TORCHVISION
 from keras_vit.weights.formats.vit_pytorch import VIT_PYTORCH
 

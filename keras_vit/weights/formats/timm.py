@@ -5,7 +5,6 @@ says otherwise. `config.json` states the pixel range.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,7 +48,6 @@ NAMES = {
 }
 RAW_DEIT3 = {**NAMES, "scales": ("gamma_1", "gamma_2")}
 RAW_DINOV2 = {**NAMES, "registers": "register_tokens"}
-BEIT_NAMES = {**RAW_DEIT3, "relative": ("blocks.{}.attn.", "rel_pos_bias.")}
 DISTILLED = {**NAMES, "registers": "dist_token"}
 
 DROPPED = {
@@ -266,12 +264,6 @@ def folded_registers(
     )
 
 
-def _is_square_table(rows: int, columns: int) -> bool:
-    """Whether a table of relative positions has as many rows as that of a square grid."""
-    offsets = (2 * rows - 1) * (2 * columns - 1)
-    return math.isqrt(offsets) ** 2 == offsets
-
-
 def read_deit3(header: Header) -> Reading:
     """Raw DeiT-III: LayerScale's gains have no module of their own."""
     # RoPE-ViT, which has rotary positions beside the table, was trained with the same code.
@@ -283,11 +275,6 @@ def read_dinov2(header: Header) -> Reading:
     registers = "register_tokens" in header.shapes
     reading = read_timm(header, RAW_DINOV2)
     return _raw(reading, "huggingface_dinov2_registers" if registers else "dinov2")
-
-
-def read_beit(header: Header) -> Reading:
-    """BEiT, BEiT v2: raw files have timm's names."""
-    return read_timm(header, BEIT_NAMES)
 
 
 def read_mae(header: Header) -> Reading:
@@ -339,39 +326,6 @@ TIMM = Format(
 )
 # Read-only, with the same rows.
 RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={})
-BEIT = dataclasses.replace(
-    TIMM,
-    name="beit",
-    read_config=read_beit,
-    rows_to_write=lambda config: timm_rows(config, BEIT_NAMES),
-    writable={
-        **(TIMM.writable or {}),
-        "position_embedding": ("relative_bias", "learned+relative_bias"),
-        "class_token": (True,),
-        "key_bias": (True, False),
-        "qk_norm": (False,),
-        "gelu": ("exact",),
-        "pooling": ("mean", "token", None),
-        "final_norm": ("before_pooling", "after_pooling"),
-    },
-    limits=(
-        STANDARD_HEADS,
-        Limit(
-            lambda c: c.position_table is None or c.class_row,
-            "position_class_row must be True, where there is a table",
-        ),
-        Limit(
-            lambda c: c.key_bias != c.qkv_bias,
-            "key_bias must be False, because BEiT's keys have no bias",
-        ),
-        Limit(
-            lambda c: c.grid[0] == c.grid[1] or not _is_square_table(*c.grid),
-            "image_size must have another grid than {0.grid}, which timm takes for a square one",
-        ),
-    ),
-    json_files={"config.json": timm_config.beit_config_json},
-    needs=(r"blocks\.0\.attn\.relative_position_bias_table$", r"rel_pos_bias\."),
-)
 DEIT3 = dataclasses.replace(
     RAW, name="deit3", read_config=read_deit3, needs=(r"blocks\.0\.gamma_1$",)
 )

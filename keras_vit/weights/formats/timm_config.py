@@ -29,7 +29,6 @@ ACTS = {"exact": "gelu", "tanh": "gelu_tanh"}
 # In the names of timm's functions, by width. Any function works: all arguments are written out.
 SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 1664: "gigantic"}
 BASE = "vit_base_patch16_224"
-BEIT = "beit_base_patch16_224"
 
 
 @functools.cache
@@ -183,20 +182,6 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
             "classifier": "head",
         },
     }
-
-
-def beit_config_json(config: ViTConfig) -> dict[str, Any]:
-    """The `config.json` from which timm builds a `Beit`."""
-    content = config_json(config)
-    shared = ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio")
-    shared += ("qkv_bias", "init_values", "global_pool")
-    arguments = {name: content["model_args"][name] for name in shared}
-    arguments |= {
-        "use_rel_pos_bias": True,
-        "use_abs_pos_emb": config.position_table is not None,
-        "use_fc_norm": config.final_norm == "after_pooling",
-    }
-    return {**content, "architecture": BEIT, "model_args": arguments}
 
 
 def _ratio(hidden: int, width: int) -> float:
