@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import timm_config
-from keras_vit.weights.formats.table import STANDARD_HEADS, Header, Limit, Reading
+from keras_vit.weights.formats.table import PLAIN, STANDARD_HEADS, Header, Limit, Reading
 from keras_vit.weights.formats.timm import RAW_DEIT3, TIMM, read_timm, timm_rows
 
 NAMES = {**RAW_DEIT3, "relative": ("blocks.{}.attn.", "rel_pos_bias.")}
@@ -43,12 +43,14 @@ BEIT = dataclasses.replace(
     read_config=read_beit,
     rows_to_write=lambda config: timm_rows(config, NAMES),
     writable={
-        **(TIMM.writable or {}),
+        **{name: values for name, values in PLAIN.items() if name != "layer_scale"},
         "position_embedding": ("relative_bias", "learned+relative_bias"),
         "class_token": (True,),
+        "qkv_bias": (True, False),
         "key_bias": (True, False),
-        "qk_norm": (False,),
         "gelu": ("exact",),
+        "norm_epsilon": (1e-6,),
+        "representation_size": (None,),
         "pooling": ("mean", "token", None),
         "final_norm": ("before_pooling", "after_pooling"),
     },
