@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_vit.weights.formats.beit import BEIT
 from keras_vit.weights.formats.big_vision import BIG_VISION
 from keras_vit.weights.formats.dinov3 import DINOV3
 from keras_vit.weights.formats.google import GOOGLE
@@ -13,7 +14,7 @@ from keras_vit.weights.formats.open_clip import OPEN_CLIP
 from keras_vit.weights.formats.table import Format
 from keras_vit.weights.formats.timm import TIMM
 from keras_vit.weights.formats.timm_naflex import TIMM_NAFLEX
-from keras_vit.weights.formats.timm_raw import BEIT, DEIT3, DINOV2, MAE
+from keras_vit.weights.formats.timm_raw import DEIT3, DINOV2, MAE
 from keras_vit.weights.formats.torchvision import TORCHVISION
 from keras_vit.weights.formats.vit_pytorch import VIT_PYTORCH
 

@@ -37,7 +37,6 @@ SIZES = {192: "tiny", 384: "small", 1024: "large", 1280: "huge", 1408: "giant", 
 BASE = "vit_base_patch16_224"
 DISTILLED = "deit_base_distilled_patch16_224"
 # Classes and the epsilon are no arguments that JSON can hold: functions that set them.
-BEIT = "beit_base_patch16_224"
 GATED = "vit_giant_patch14_dinov2"
 RES_POST = "vit_base_patch16_rpn_224"
 EPSILON_1E_5 = "vit_base_patch16_clip_224"
@@ -220,20 +219,6 @@ def config_json(config: ViTConfig) -> dict[str, Any]:
             "classifier": ["head", "head_dist"] if config.distillation_token else "head",
         },
     }
-
-
-def beit_config_json(config: ViTConfig) -> dict[str, Any]:
-    """The `config.json` from which timm builds a `Beit`."""
-    content = config_json(config)
-    shared = ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio")
-    shared += ("qkv_bias", "init_values", "global_pool")
-    arguments = {name: content["model_args"][name] for name in shared}
-    arguments |= {
-        "use_rel_pos_bias": True,
-        "use_abs_pos_emb": config.position_table is not None,
-        "use_fc_norm": config.final_norm == "after_pooling",
-    }
-    return {**content, "architecture": BEIT, "model_args": arguments}
 
 
 def _ratio(hidden: int, width: int) -> float:

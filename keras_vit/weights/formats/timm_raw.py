@@ -1,4 +1,4 @@
-"""Raw state dicts of DeiT-III, DINOv2, BEiT and MAE, which share nearly all names with timm's."""
+"""Raw state dicts of DeiT-III, DINOv2 and MAE, which share nearly all names with timm's."""
 
 import dataclasses
 
@@ -15,7 +15,6 @@ from keras_vit.weights.formats.torch_names import IMAGENET_PIXELS
 
 RAW_DEIT3 = {**NAMES, "scales": RAW_SCALES}
 RAW_DINOV2 = {**NAMES, "registers": "register_tokens", "head": "linear_head"}
-BEIT_NAMES = {**RAW_DEIT3, "relative": ("blocks.{}.attn.", "rel_pos_bias.")}
 
 
 def read_deit3(header: Header) -> Reading:
@@ -37,11 +36,6 @@ def read_dinov2(header: Header) -> Reading:
     if header.size("linear_head.weight", 1, 0) == 2 * reading.fields["width"]:
         reading.fields["pooling"] = "token_mean"
     return _raw(reading, "huggingface_dinov2_registers" if registers else "dinov2")
-
-
-def read_beit(header: Header) -> Reading:
-    """BEiT, BEiT v2: raw files have timm's names."""
-    return read_timm(header, BEIT_NAMES)
 
 
 def read_mae(header: Header) -> Reading:
@@ -66,12 +60,6 @@ def _raw(
 
 # Read-only, with the same rows.
 RAW = dataclasses.replace(TIMM, writable=None, limits=(), json_files={}, bare=True)
-BEIT = dataclasses.replace(
-    RAW,
-    name="beit",
-    read_config=read_beit,
-    needs=(r"blocks\.0\.attn\.relative_position_bias_table$", r"rel_pos_bias\."),
-)
 DEIT3 = dataclasses.replace(
     RAW, name="deit3", read_config=read_deit3, needs=(r"blocks\.0\.gamma_1$",)
 )

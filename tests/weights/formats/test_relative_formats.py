@@ -134,6 +134,8 @@ def test_beit_round_trip_is_bitwise_and_timm_loads_it(tmp_path, kind):
             },
             "position_class_row must be True",
         ),
+        ({"key_bias": False, "norm_epsilon": 1e-5}, "norm_epsilon must be 1e-06"),
+        ({"key_bias": False, "block_norm": "post"}, "block_norm must be 'pre'"),
         ({"key_bias": False, "gelu": "tanh"}, "gelu must be 'exact'"),
         ({"key_bias": False, "position_embedding": "relative"}, "position_embedding must be"),
         ({"key_bias": False, "image_size": (8, 40)}, "image_size must have another grid"),
