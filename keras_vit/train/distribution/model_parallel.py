@@ -130,6 +130,8 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
     absent = ["lora_kernel"]  # adapters are optional
     if not config.qkv_bias:
         absent.append("value)/bias")
+    if not config.dense_bias:
+        absent += ["mlp/dense_1/bias", "mlp/gate/bias"]
     if config.mlp != "swiglu":
         absent.append("mlp/gate")
     if config.position_embedding != "learned":

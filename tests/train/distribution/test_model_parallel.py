@@ -33,6 +33,8 @@ CONFIGS = [
     {"num_registers": 3, "layer_scale": 1e-5, "qk_norm": True, "representation_size": 12},
     {"class_token": False, "pooling": "mean", "qkv_bias": False, "position_embedding": "sincos_2d"},
     {"position_embedding": "learned_2d", "patch_norm": True, "num_classes": 0},
+    {"mlp": "swiglu", "mlp_inner_norm": True, "embedding_norm": True, "patch_bias": False},
+    {"mlp": "swiglu", "dense_bias": False, "norm": "rms"},
 ]
 
 
