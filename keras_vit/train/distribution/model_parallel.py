@@ -147,6 +147,8 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
         absent.append("stem/")
     if not config.qkv_bias:
         absent.append(_BLOCK + "attention/(?:query|key|value)/bias")
+    if not config.dense_bias:
+        absent += [_BLOCK + "mlp/dense_1/bias", _BLOCK + "mlp/gate/bias"]
     if config.mlp != "swiglu":
         absent.append("mlp/gate")
     if not config.attention_pooling:

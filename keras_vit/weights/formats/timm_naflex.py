@@ -17,7 +17,8 @@ from keras_vit.resample import resample_grid
 from keras_vit.weights.formats import timm_config
 from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import Derived, Format, Header, Pair, Reading, Row
-from keras_vit.weights.formats.timm import RAW, read_timm, timm_rows
+from keras_vit.weights.formats.timm import read_timm, timm_rows
+from keras_vit.weights.formats.timm_raw import RAW
 from keras_vit.weights.formats.vit_pytorch import patch_of
 
 TABLE, ROWS, COLUMNS = "embeds.pos_embed", "embeds.pos_embed_y", "embeds.pos_embed_x"

@@ -37,6 +37,8 @@ CONFIGS = [
     {"position_embedding": "relative", "num_registers": 1},
     {"position_embedding": "relative_mlp", "relative_mlp_dim": 6},
     {"class_token": False, "pooling": "map", "pooling_heads": 20, "pooling_mlp_dim": 24},
+    {"mlp": "swiglu", "mlp_inner_norm": True, "embedding_norm": True, "patch_bias": False},
+    {"mlp": "swiglu", "dense_bias": False, "norm": "rms"},
 ]
 
 
