@@ -336,3 +336,29 @@ def test_weight_shapes_compute_no_table():
     finally:
         tracemalloc.stop()
     assert shapes["patches/projection/kernel"] == (8, 8, 3, 256) and peak < 8 << 20
+
+
+def test_hybrid_adapts_and_explains_as_any_model():
+    """LoRA freezes the stem, int8 leaves it in float, and maps are on the grid of patches."""
+    from keras_vit import explain
+
+    model = tiny_model("resnet_stem")
+    x = images(model.config)
+    before = run(model, x)
+    assert explain.class_token_maps(model, x).shape[-2:] == model.config.grid
+    assert explain.rollout_map(model, x).shape == (3, *model.config.grid)
+    larger = model.resized((32, 24))
+    assert run(larger, images(larger.config)).shape == before.shape
+    np.testing.assert_array_equal(
+        larger.get_layer("stem").root_conv.kernel.numpy(),
+        model.get_layer("stem").root_conv.kernel.numpy(),
+    )
+    model.enable_lora(2)
+    assert not model.get_layer("stem").trainable_weights
+    np.testing.assert_array_equal(run(model, x), before)
+
+    quantized = tiny_model("resnet_stem")
+    quantized.quantize("int8")
+    assert quantized.blocks[0].mlp.dense_1.quantization_mode == "int8"
+    error = np.abs(run(quantized, x) - before).max() / np.ptp(before)
+    assert 1e-5 < error < 0.1

@@ -9,8 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.layers.resnet_stem import GROUPS
-
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
@@ -32,10 +30,10 @@ class GroupNorm:
 
     name: str
     """The path of the model's layer."""
+    groups: int
     epsilon: float
     scale: np.ndarray
     offset: np.ndarray
-    groups: int = GROUPS
 
 
 Step = tuple[Convolution, GroupNorm]
@@ -103,7 +101,8 @@ def _unit(unit: Any) -> Unit:
 
 def _step(conv: Any, norm: Any) -> Step:
     convolution = Convolution(conv.path, _array(conv.standardized_kernel()), conv.strides)
-    return convolution, GroupNorm(norm.path, norm.epsilon, _array(norm.gamma), _array(norm.beta))
+    gain, offset = _array(norm.gamma), _array(norm.beta)
+    return convolution, GroupNorm(norm.path, norm.groups, norm.epsilon, gain, offset)
 
 
 def _array(value: Any) -> np.ndarray:

@@ -25,6 +25,8 @@ def test_layer_factors_agree_with_beit():
     assert list(factors) == [v.path for v in model.weights]
     assert set(layer_factors(model, 1.0).values()) == {1.0}
     assert layer_factors(tiny_model("pre_logits"), 0.5)["pre_logits/kernel"] == 1.0
+    hybrid = layer_factors(tiny_model("resnet_stem"), 0.5)
+    assert {f for path, f in hybrid.items() if path.startswith("stem/")} == {0.5**3}
 
 
 def test_layer_factors_refuse_wrong_arguments():
