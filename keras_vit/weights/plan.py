@@ -185,5 +185,6 @@ def _compare(plan: Plan, wanted: Mapping[str, Shape], made: set[str]) -> None:
         rows, new_rows = plan.source.num_prefix_rows, plan.target.num_prefix_rows
         if rows != new_rows or plan.source.width != plan.target.width:
             plan.misshaped.append(
-                f"wrong shape: {adapt.TABLE} has {rows} rows before the patches, requested: {new_rows}"
+                f"wrong shape: {adapt.TABLE} has {rows} rows before the patches, requested: "
+                f"{new_rows}"
             )
