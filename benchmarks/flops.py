@@ -16,8 +16,20 @@ def forward(config):
     projections = 4 * (2 * tokens * width * heads)  # query, key, value and output
     attention = 2 * (2 * tokens * tokens * heads)  # q k^T and A v
     mlp = 2 * (2 * tokens * width * config.mlp_dim)
-    head = 2 * width * config.num_classes
-    return patches + config.depth * (projections + attention + mlp) + head
+    vectors = 2 if config.pooling in ("token_pair", "token_mean") else 1
+    head = 2 * vectors * width * config.num_classes
+    return patches + config.depth * (projections + attention + mlp) + _pooling(config) + head
+
+
+def _pooling(config):
+    """Operations of attention pooling, one query an image."""
+    if not config.attention_pooling:
+        return 0
+    tokens, width = config.num_tokens, config.width
+    tokens -= config.num_prefix_tokens if config.pooling == "map" else 0
+    projections = 2 * (2 * tokens * width * width) + 2 * (2 * width * width)
+    attention = 2 * (2 * tokens * width)
+    return projections + attention + 2 * (2 * width * (config.pooling_mlp_dim or config.mlp_dim))
 
 
 def fused(config):

@@ -187,7 +187,8 @@ HUGGINGFACE = Format(
         r"embeddings\.(text|token)_embed": "a text model",
     },
     writable={name: values for name, values in PLAIN.items() if name != "qkv_bias"}
-    | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token", "token_pair")},
+    | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token", "token_pair")}
+    | {"distillation_token": (False, True)},
     limits=(
         STANDARD_HEADS,
         Limit(

@@ -243,6 +243,7 @@ PLAIN: dict[str, tuple] = {
     "qkv_bias": (True,),
     "qk_norm": (False,),
     "layer_scale": (None,),
+    "distillation_token": (False,),
     "num_registers": (0,),
     "patch_norm": (False,),
     "position_embedding": ("learned",),
