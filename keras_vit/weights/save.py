@@ -24,8 +24,9 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
 
     "timm", "huggingface" and "huggingface_clip" (SigLIP) are folders with `config.json` and
     `model.safetensors`. "google" and "big_vision" are one .npz, "torchvision" and "vit_pytorch" one
-    .safetensors file. Weights are written in float32, without their `trainable` flags, which `model.save` keeps. A model that the
-    other library cannot compute is an error, and nothing is written.
+    .safetensors file. Weights are written in float32, without their `trainable` flags, which
+    `model.save` keeps. A model that the other library cannot compute is an error, and nothing is
+    written.
 
     Args:
         model: A `ViT` without LoRA and quantization.
