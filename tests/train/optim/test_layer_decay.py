@@ -25,6 +25,9 @@ def test_layer_factors_are_those_of_beit():
     assert list(factors) == [v.path for v in model.weights]
     assert set(layer_factors(model, 1.0).values()) == {1.0}
     assert layer_factors(tiny_model("pre_logits"), 0.5)["pre_logits/kernel"] == 1.0
+    distilled = layer_factors(tiny_model("distilled"), 0.5)
+    assert distilled["distillation_token/tokens"] == 0.5**3
+    assert distilled["head/class/kernel"] == distilled["head/distillation/kernel"] == 1.0
 
 
 def test_layer_factors_refuse_what_makes_no_sense():
