@@ -94,9 +94,17 @@ def test_weights_file_of_another_shape_is_refused(tmp_path):
             ViT(TINY.replace(**changes)).load_weights(tmp_path / "m.weights.h5")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-@pytest.mark.parametrize("kind", ["paper", "swiglu"])
-def test_int8_is_close_to_the_model_and_is_saved(kind, dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("float32", "paper"),
+        ("mixed_bfloat16", "paper"),
+        ("float32", "swiglu"),
+        ("float32", "map"),
+        ("mixed_bfloat16", "distilled"),
+    ],
+)
+def test_int8_is_close_to_the_model_and_is_saved(dtype, kind, tmp_path):
     model = randomize(ViT(KINDS[kind], dtype=dtype), scale=0.2)
     x = images(TINY, 8)
     exact = run(model, x)

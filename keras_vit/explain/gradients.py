@@ -14,7 +14,6 @@ from keras import ops
 from keras_vit.config import ViTConfig
 from keras_vit.explain import tokens
 from keras_vit.explain.attention import patches_to_head
-from keras_vit.layers import DistilledHead
 from keras_vit.model import ViT, head_logits
 
 
@@ -126,7 +125,7 @@ def _to_the_head(model: ViT, images, classes) -> tuple[list[Any], np.ndarray]:
     if classes is None:
         classes = tokens.as_numpy(_logits(model, z)).argmax(-1)
     chosen = np.eye(model.config.num_classes, dtype="float32")[classes]  # (B, K)
-    scale = max(_largest(tokens.as_numpy(kernel)) for kernel in _kernels(model.layers[-1]))
+    scale = max(_largest(tokens.as_numpy(kernel)) for kernel in _head_kernels(model))
 
     def total(x):
         return ops.sum(ops.multiply(_logits(model, x), chosen / scale)), None
@@ -135,10 +134,11 @@ def _to_the_head(model: ViT, images, classes) -> tuple[list[Any], np.ndarray]:
     return inputs, gradient * scale
 
 
-def _kernels(head) -> list[Any]:
-    distilled = isinstance(head, DistilledHead)
-    denses = [head.class_dense, head.distillation_dense] if distilled else [head]
-    return [dense.kernel for dense in denses]
+def _head_kernels(model: ViT) -> list[Any]:
+    head = model.get_layer("head")
+    if model.config.pooling == "token_pair":
+        return [head.class_dense.kernel, head.distillation_dense.kernel]
+    return [head.kernel]
 
 
 def _logits(model: ViT, z):

@@ -37,7 +37,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.fold_stem import Stem, fold_stem
-from keras_vit.layers import DistilledHead, RMSNormalization
+from keras_vit.layers import RMSNormalization
 from keras_vit.model import ViT
 
 FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
@@ -208,7 +208,7 @@ def fold(model: ViT) -> Folded:
     positions, prefix = _tokens(layers, config)
     final_norm: Any = _norm(layers["encoder_norm"]) if config.final_norm != "none" else None
     pre_logits = _dense(layers["pre_logits"]) if config.representation_size is not None else None
-    head = _head(layers["head"]) if config.num_classes else None
+    head = _head(layers["head"], config) if config.num_classes else None
     feature_gain = None
     pool = _attention_pool(layers["pooling"]) if config.attention_pooling else None
     # A mean over tokens between the norm and the Dense changes nothing: it is linear.
@@ -412,9 +412,9 @@ def _block(block) -> Block:
     )
 
 
-def _head(layer) -> Product:
+def _head(layer, config: ViTConfig) -> Product:
     """The head; of two whose logits are averaged, one product of both tokens side by side."""
-    if not isinstance(layer, DistilledHead):
+    if config.pooling != "token_pair":
         return _dense(layer)
     one, other = _dense(layer.class_dense), _dense(layer.distillation_dense)
     kernel = np.concatenate([one.kernel, other.kernel]) / 2  # (2 D, K)

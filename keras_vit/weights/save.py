@@ -22,17 +22,17 @@ WEIGHTS = "model.safetensors"
 def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -> Path:
     """Writes a model's weights for another library.
 
-    "timm", "beit" (timm's BEiT), "huggingface" and "huggingface_dinov3" are folders with
-    `config.json` and `model.safetensors`. "google" and "big_vision" are one .npz, "torchvision" and
-    "vit_pytorch" one .safetensors file. Weights are written in float32, without their `trainable`
-    flags, which `model.save` keeps. A model that the other library cannot compute is an error, and
-    nothing is written.
+    "timm", "beit" (timm's BEiT), "huggingface", "huggingface_clip" (SigLIP) and
+    "huggingface_dinov3" are folders with `config.json` and `model.safetensors`. "google" and
+    "big_vision" are one .npz, "torchvision" and "vit_pytorch" one .safetensors file. Weights are
+    written in float32, without their `trainable` flags, which `model.save` keeps. A model that the
+    other library cannot compute is an error, and nothing is written.
 
     Args:
         model: A `ViT` without LoRA and quantization.
         path: A folder, or a file if the name ends in .npz or .safetensors.
-        format: "timm", "beit", "huggingface", "huggingface_dinov3", "google", "big_vision",
-            "torchvision" or "vit_pytorch".
+        format: "timm", "beit", "huggingface", "huggingface_clip", "huggingface_dinov3", "google",
+            "big_vision", "torchvision" or "vit_pytorch".
 
     Returns:
         The folder or file that was written.

@@ -245,7 +245,8 @@ HUGGINGFACE = Format(
         r"embeddings\.(text|token)_embed": "a text model",
     },
     writable={k: v for k, v in PLAIN.items() if k not in ("qkv_bias", "ignore_remainder")}
-    | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token", "token_pair")},
+    | {"class_token": (True,), "position_class_row": (True,), "pooling": ("token", "token_pair")}
+    | {"distillation_token": (False, True)},
     limits=(
         STANDARD_HEADS,
         Limit(

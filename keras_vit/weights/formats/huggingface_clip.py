@@ -7,13 +7,23 @@ classifier of either kind averages the patch tokens instead; that of CLIP does s
 LayerNorm. `config.json` states GELU and epsilon; on the Hub it often omits defaults.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import huggingface_config
 from keras_vit.weights.formats.open_clip import TOKEN
-from keras_vit.weights.formats.table import Format, Header, Pair, Reading
+from keras_vit.weights.formats.table import (
+    PLAIN,
+    POOLING_SIZES,
+    STANDARD_HEADS,
+    Format,
+    Header,
+    Limit,
+    Pair,
+    Reading,
+)
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
@@ -46,6 +56,10 @@ DEFAULTS = {
 }
 WHOLE = {kind.removesuffix("_vision_model"): kind for kind in DEFAULTS}
 BLOCK = "encoder.layers.0"
+TOWER_FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("hidden_act", "layer_norm_eps", "image_size", "patch_size", "num_channels"),
+)
 
 
 def read_clip(header: Header) -> Reading:
@@ -153,16 +167,57 @@ def _attention_pooling() -> Iterator[Pair]:
         yield from linear(f"head.mlp.fc{i}", f"pooling/mlp/dense_{i}")
 
 
+def _rows_to_write(config: ViTConfig) -> Iterator[Pair]:
+    """The table with the tower's prefix, which version 4 of transformers needs."""
+    for row in clip_rows(config):
+        head = row.source.startswith("classifier.")
+        yield row if head else dataclasses.replace(row, source=f"vision_model.{row.source}")
+
+
+def config_json(config: ViTConfig) -> dict[str, Any]:
+    """The `config.json` of a SiglipForImageClassification, or of a SiglipVisionModel."""
+    fields = huggingface_config.config_json(config)
+    tower = {
+        "model_type": "siglip_vision_model",
+        "vision_use_head": config.attention_pooling,
+        **{name: fields[name] for name in TOWER_FIELDS},
+    }
+    if not config.num_classes:
+        return {"architectures": ["SiglipVisionModel"], **tower}
+    labels = {name: fields[name] for name in ("id2label", "label2id")}
+    names = {"architectures": ["SiglipForImageClassification"], "model_type": "siglip"}
+    return {**names, "vision_config": tower, **labels}
+
+
 HUGGINGFACE_CLIP = Format(
     name="huggingface_clip",
     mark=r"(?P<prefix>(.*\.)?)embeddings\.patch_embedding\.weight",
     read_config=read_clip,
     rows=clip_rows,
+    rows_to_write=_rows_to_write,
     dropped={
         r"text_(model|projection)\.": "the text tower of an image-text model",
         r"post_layernorm\.": "a LayerNorm that the classifier does not use",
         r"logit_(scale|bias)$": "the loss of an image-text model",
         r"(embeddings|.*\.embeddings)\.position_ids$": "the numbers of the positions",
         r"head\.": "attention pooling that the classifier does not use",
+    },
+    writable=PLAIN
+    | {"class_token": (False,), "pooling": ("map", "mean"), "representation_size": (None,)},
+    limits=(
+        STANDARD_HEADS,
+        POOLING_SIZES,
+        Limit(
+            lambda c: not c.num_classes or c.pooling == "mean",
+            "pooling must be 'mean' if there is a head: transformers' classifier averages tokens",
+        ),
+        Limit(
+            lambda c: c.image_size[0] == c.image_size[1] and c.patch_size[0] == c.patch_size[1],
+            "image_size and patch_size must be squares, they are {0.image_size} and {0.patch_size}",
+        ),
+    ),
+    json_files={
+        "config.json": config_json,
+        "preprocessor_config.json": huggingface_config.preprocessor_json,
     },
 )

@@ -252,6 +252,7 @@ PLAIN: dict[str, tuple] = {
     "mlp": ("mlp",),
     "mlp_inner_norm": (False,),
     "layer_scale": (None,),
+    "distillation_token": (False,),
     "num_registers": (0,),
     "patch_bias": (True,),
     "patch_norm": (False,),

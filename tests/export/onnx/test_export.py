@@ -15,6 +15,7 @@ from keras_vit.export.fold import fold
 from keras_vit.export.onnx import export as export_module
 from keras_vit.export.onnx.export import export_onnx
 from keras_vit.export.onnx.operators import to_onnx
+from keras_vit.model import head_logits
 from keras_vit.runtime.onnx import OnnxRuntime
 
 onnx = pytest.importorskip("onnx")
@@ -39,9 +40,8 @@ def wanted(model, x):
     features = run(model.features(), x)
     if not model.config.num_classes:
         return {"features": features}
-    head = model.get_layer("head")
-    kernel, bias = (keras.ops.convert_to_numpy(v.value) for v in (head.kernel, head.bias))
-    return {"logits": features @ kernel + bias, "features": features}
+    logits = keras.ops.convert_to_numpy(head_logits(model, features))
+    return {"logits": logits, "features": features}
 
 
 def error(found, expected):

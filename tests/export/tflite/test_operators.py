@@ -87,7 +87,13 @@ def test_file_of_another_model_is_not_the_model():
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("paper", {}), ("patch_norm", {"pooling": "mean_all"}), ("resnet_stem", {})],
+    [
+        ("paper", {}),
+        ("patch_norm", {"pooling": "mean_all"}),
+        ("resnet_stem", {}),
+        ("map_registers", {}),
+        ("distilled", {}),
+    ],
 )
 def test_file_without_a_batch_size_takes_any(kind, changes):
     model = tiny_model(kind, **changes)

@@ -27,6 +27,9 @@ def test_layer_factors_agree_with_beit():
     assert layer_factors(tiny_model("pre_logits"), 0.5)["pre_logits/kernel"] == 1.0
     hybrid = layer_factors(tiny_model("resnet_stem"), 0.5)
     assert {f for path, f in hybrid.items() if path.startswith("stem/")} == {0.5**3}
+    distilled = layer_factors(tiny_model("distilled"), 0.5)
+    assert distilled["distillation_token/tokens"] == 0.5**3
+    assert distilled["head/class/kernel"] == distilled["head/distillation/kernel"] == 1.0
 
 
 def test_layer_factors_refuse_wrong_arguments():

@@ -122,6 +122,56 @@ def test_siglip_arrays_that_are_unknown_are_refused(tmp_path):
 
 
 @pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("SiglipVisionModel", {}),
+        ("SiglipVisionModel", {"hidden_act": "gelu", "layer_norm_eps": 1e-2}),
+        ("SiglipVisionModel", {"vision_use_head": False}),
+        ("SiglipForImageClassification", {"num_channels": 1, "vision_use_head": False}),
+    ],
+)
+def test_siglip_round_trip_is_bitwise_and_transformers_loads_it(tmp_path, kind, fields):
+    import transformers
+
+    source, folder = saved(tmp_path, kind, **fields)
+    model = keras_vit.from_pretrained(folder)
+    back = keras_vit.save_pretrained(model, tmp_path / "back", format="huggingface_clip")
+    arrays = {
+        name if name.startswith(("vision_model.", "classifier.")) else f"vision_model.{name}": value
+        for name, value in sources.state(source).items()
+    }
+    sources.assert_same_file(back / "model.safetensors", arrays)
+    again, info = getattr(transformers, kind).from_pretrained(back, output_loading_info=True)
+    assert not any(info.values())
+    ours, theirs = (module.eval().state_dict() for module in (again, source))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    for name in ("hidden_act", "layer_norm_eps", "image_size"):
+        one, two = (getattr(m.config, "vision_config", m.config) for m in (again, source))
+        assert getattr(one, name) == getattr(two, name)
+    assert keras_vit.from_pretrained(back).config == model.config
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pooling": "map"}, "pooling must be 'mean' if there is a head"),
+        ({"pooling": "map", "num_classes": 0, "pooling_heads": 4}, "pooling_heads and"),
+        ({"pooling": "mean_all"}, "pooling must be 'map' or 'mean', it is 'mean_all'"),
+        ({"pooling": "mean", "image_size": (24, 16)}, "image_size and patch_size must be squares"),
+        ({"class_token": True}, "class_token must be False"),
+    ],
+)
+def test_siglip_what_cannot_be_written_is_named(tmp_path, fields, message):
+    model = sources.random_vit(**{"class_token": False, **fields})
+    with pytest.raises(ValueError, match=message):
+        keras_vit.save_pretrained(model, tmp_path / "out", format="huggingface_clip")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.backend_free
 def test_clip_defaults_are_those_of_transformers():
     import transformers
 
