@@ -30,7 +30,6 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.layers import RMSNormalization
 from keras_vit.model import ViT
 
 FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
@@ -442,7 +441,7 @@ def _without_mean(array: np.ndarray) -> np.ndarray:
 
 
 def _norm(layer) -> Norm:
-    gamma, rms = _array(layer.gamma), isinstance(layer, RMSNormalization)
+    gamma, rms = _array(layer.gamma), not hasattr(layer, "beta")
     offset = np.zeros_like(gamma) if rms else _array(layer.beta)
     return Norm(layer.path, layer.epsilon, gamma, offset, rms=rms)
 
