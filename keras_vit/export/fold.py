@@ -37,7 +37,6 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.export.fold_stem import Stem, fold_stem
-from keras_vit.layers import RMSNormalization
 from keras_vit.model import ViT
 
 FINAL_ACTIVATIONS = (None, "linear", "softmax", "log_softmax", "sigmoid")
@@ -531,7 +530,7 @@ def _without_mean(array: np.ndarray) -> np.ndarray:
 
 
 def _norm(layer) -> Norm:
-    gamma, rms = _array(layer.gamma), isinstance(layer, RMSNormalization)
+    gamma, rms = _array(layer.gamma), not hasattr(layer, "beta")
     offset = np.zeros_like(gamma) if rms else _array(layer.beta)
     return Norm(layer.path, layer.epsilon, gamma, offset, rms=rms)
 
