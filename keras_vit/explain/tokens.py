@@ -73,7 +73,8 @@ def batch_slices(images: np.ndarray, config: ViTConfig) -> Iterator[slice]:
 
 def embedded(model: ViT, images: np.ndarray) -> Any:
     """z_0 of Eq. 1, `(B, T, D)`: the input of the first block."""
-    stem = keras.Model(model.input, model.blocks[0].input)
+    tokens, *_ = keras.tree.flatten(model.blocks[0].input)  # a `rope_scale` may follow
+    stem = keras.Model(model.input, tokens)
     return ops.stop_gradient(stem(images, training=False))
 
 

@@ -8,6 +8,7 @@ import pytest
 from conformance import built_at_random, images, run, tiny_model, to_numpy
 
 from keras_vit import ViT, layers
+from keras_vit.explain import rollout_map
 
 
 def rotary(x, **arguments):
@@ -127,6 +128,7 @@ def test_rotary_rescale_is_one_factor_for_all_blocks():
     np.testing.assert_allclose(run(model, x), run(plain, x), atol=1e-5)
     drawn = [to_numpy(layers.RotaryRescale(2.0, seed=i)(x, training=True))[0] for i in range(50)]
     assert 0.5 <= min(drawn) < 0.7 and 1.4 < max(drawn) <= 2.0
+    np.testing.assert_allclose(rollout_map(model, x), rollout_map(plain, x), atol=1e-5)
     z = np.random.default_rng(0).normal(size=(2, model.config.num_tokens, 20)).astype("float32")
     block = model.blocks[0]
     twice = to_numpy(block(z, rope_scale=np.array([2.0], "float32")))
