@@ -263,8 +263,8 @@ def _check_size_is_known(header: Header, stated: Mapping[str, Any], shown: Any) 
 
 def _check_block_norm(header: Header) -> None:
     """Refuses a model that may have its LayerNorms after each branch, under the same names."""
-    plain = ("attn.q_norm.weight", "ls1.gamma", "gamma_1", "attn.q_bias")
-    # With relative positions there are biases in either case.
+    plain = ("attn.q_norm.weight", "ls1.gamma", "gamma_1", "attn.relative_position_bias_table")
+    # With timm's own relative positions there are biases in either case.
     if not header.has(r"(blocks\.0\.attn\.|shared_)rel_pos\."):
         plain += ("attn.qkv.bias",)
     known = "architecture" in header.config or "block_norm" in header.given
