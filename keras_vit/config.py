@@ -2,77 +2,26 @@
 
 import dataclasses
 import difflib
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_vit.resample import PRESETS
-
-RESIZE_METHODS = ("nearest", "bilinear", "bicubic", "lanczos")
-POSITION_TABLES = ("learned", "learned_2d", "sincos_2d")
-"""What `position_embedding` may add to the tokens."""
-ATTENTION_POSITIONS = ("rope", "rope_mixed", "relative", "relative_bias", "relative_mlp")
-"""What `position_embedding` may do in attention, alone or beside a table, as in "learned+rope"."""
-CHOICES = {
-    "stem": (None, "resnet"),
-    "stem_standardization": ("deviation", "variance"),
-    "block_norm": ("pre", "post", "res_post"),
-    "norm": ("layer", "rms"),
-    "mlp": ("mlp", "swiglu"),
-    "gelu": ("exact", "tanh", "quick"),
-    "position_embedding": (
-        *POSITION_TABLES,
-        "none",
-        *ATTENTION_POSITIONS,
-        *(f"{table}+{word}" for table in POSITION_TABLES for word in ATTENTION_POSITIONS),
-    ),
-    "rope_coordinates": ("centered", "index"),
-    "rope_order": ("rows_first", "columns_first"),
-    "rope_pairs": ("halves", "neighbors"),
-    "interpolation": tuple(PRESETS),
-    "pooling": ("token", "token_pair", "token_mean", "mean", "mean_all", "map", "map_all", None),
-    "final_norm": ("before_pooling", "after_pooling", "none"),
-    "head_init": ("zeros", "truncated_normal"),
-    "resize_method": RESIZE_METHODS,
-}
-"""The fields that take one of a few values."""
-
-# Limits far above every published model. A config often comes from an untrusted file, where a
-# larger number could only exhaust memory.
-MAX_SIZE = 1 << 20
-"""Largest width, head count, register count, channel count, and height or width in pixels."""
-MAX_DEPTH = 1 << 12
-"""Most encoder blocks."""
-MAX_CLASSES = 1 << 24
-"""Most classes; face recognition has about ten million."""
-MAX_PATCHES = 1 << 20
-"""Most patches: 16,384 x 16,384 pixels in patches of 16."""
-MAX_FIXED_TABLE = 1 << 28
-"""Most numbers in a computed table ("sincos_2d", "rope"), which no file's size bounds."""
-MAX_TOKEN_PAIRS = 1 << 26
-"""Most pairs of tokens with relative positions, each of which has an index in memory."""
-FLAGS = (
-    "ignore_remainder",
-    "qkv_bias",
-    "key_bias",
-    "qk_norm",
-    "attention_inner_norm",
-    "mlp_inner_norm",
-    "class_token",
-    "dense_bias",
-    "distillation_token",
-    "patch_bias",
-    "embedding_norm",
-    "position_class_row",
+from keras_vit.config_rules import (
+    ATTENTION_POSITIONS,
+    CHOICES,
+    FLAGS,
+    LIMITS,
+    MAX_DEPTH,
+    MAX_FIXED_TABLE,
+    MAX_PATCHES,
+    MAX_SIZE,
+    MAX_TOKEN_PAIRS,
+    POSITION_TABLES,
+    as_pair,
+    is_int,
+    is_number,
+    require,
+    short,
 )
-LIMITS = {
-    **dict.fromkeys(("in_channels", "width", "num_heads", "mlp_dim", "num_registers"), MAX_SIZE),
-    **dict.fromkeys(("head_dim", "representation_size", "relative_mlp_dim"), MAX_SIZE),
-    **dict.fromkeys(("pooling_heads", "pooling_mlp_dim"), MAX_SIZE),
-    "depth": MAX_DEPTH,
-    "stem_width": MAX_SIZE,
-    "num_classes": MAX_CLASSES,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,9 +196,9 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size"):
-            object.__setattr__(self, name, _pair(name, getattr(self, name)))
+            object.__setattr__(self, name, as_pair(name, getattr(self, name)))
         if self.rope_grid is not None:
-            object.__setattr__(self, "rope_grid", _pair("rope_grid", self.rope_grid))
+            object.__setattr__(self, "rope_grid", as_pair("rope_grid", self.rope_grid))
         for name in ("stem_depths", "pixel_mean", "pixel_std", "labels"):  # JSON has no tuples
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -350,24 +299,24 @@ class ViTConfig:
                 near = difflib.get_close_matches(name, known) or known
                 raise ValueError(
                     f"fields must be those of ViTConfig: did you mean {', '.join(near)}? "
-                    f"Received: {name[:200]}={_short(fields[name])}"
+                    f"Received: {name[:200]}={short(fields[name])}"
                 )
         return cls(**fields)
 
     # -- the rules
 
     def _check(self, name: str, rule: str, holds: Callable[[Any], bool]) -> None:
-        _require(holds(value := getattr(self, name)), name, rule, value)
+        require(holds(value := getattr(self, name)), name, rule, value)
 
     def _check_types(self) -> None:
         sizes = ("width", "depth", "num_heads", "mlp_dim", "relative_mlp_dim")
         for name in ("in_channels", "stem_width", *sizes):
-            self._check(name, "be a positive int", lambda v: _is_int(v) and v > 0)
+            self._check(name, "be a positive int", lambda v: is_int(v) and v > 0)
         for name in ("num_classes", "num_registers"):
-            self._check(name, "be an int >= 0", lambda v: _is_int(v) and v >= 0)
+            self._check(name, "be an int >= 0", lambda v: is_int(v) and v >= 0)
         for name in ("head_dim", "representation_size", "pooling_heads", "pooling_mlp_dim"):
             rule = "be None or a positive int"
-            self._check(name, rule, lambda v: v is None or (_is_int(v) and v > 0))
+            self._check(name, rule, lambda v: v is None or (is_int(v) and v > 0))
         for name, most in LIMITS.items():
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
         for name in FLAGS:
@@ -375,17 +324,17 @@ class ViTConfig:
         rule = "be True, False or 'after'"
         self._check("patch_norm", rule, lambda v: isinstance(v, bool) or v == "after")
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
-            self._check(name, "be a rate in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)
+            self._check(name, "be a rate in [0, 1)", lambda v: is_number(v) and 0 <= v < 1)
         for name, known in CHOICES.items():
             rule = "be one of " + ", ".join(map(repr, known))
             self._check(name, rule, lambda v, known=known: isinstance(v, str | None) and v in known)
 
     def _check_stem(self) -> None:
-        self._check("stem_epsilon", "be a positive number", lambda v: _is_number(v) and v > 0)
+        self._check("stem_epsilon", "be a positive number", lambda v: is_number(v) and v > 0)
         v, units = self.stem_depths, MAX_DEPTH
-        counts = isinstance(v, tuple) and all(_is_int(depth) and depth > 0 for depth in v)
+        counts = isinstance(v, tuple) and all(is_int(depth) and depth > 0 for depth in v)
         rule = f"be a tuple of positive ints, at most {units} in sum, and () without a stem"
-        _require(counts and sum(v) <= units and (self.stem or not v), "stem_depths", rule, v)
+        require(counts and sum(v) <= units and (self.stem or not v), "stem_depths", rule, v)
         if not self.stem:
             return
         most = MAX_SIZE // 2 ** (len(v) + 1)
@@ -394,14 +343,14 @@ class ViTConfig:
         self._check("ignore_remainder", f"be False with stem={self.stem!r}", lambda v: not v)
         fits = all(side % self.stem_stride == 0 for side in self.patch_size)
         rule = f"be a multiple of {self.stem_stride}, the stride of the stem"
-        _require(fits, "patch_size", rule, self.patch_size)
+        require(fits, "patch_size", rule, self.patch_size)
 
     def _check_encoder(self) -> None:
         rule = f"divide width={self.width} unless head_dim is given"
         self._check("num_heads", rule, lambda v: self.head_dim is not None or self.width % v == 0)
-        self._check("norm_epsilon", "be a positive number", lambda v: _is_number(v) and v > 0)
+        self._check("norm_epsilon", "be a positive number", lambda v: is_number(v) and v > 0)
         rule = "be None or a positive number"
-        self._check("layer_scale", rule, lambda v: v is None or (_is_number(v) and v > 0))
+        self._check("layer_scale", rule, lambda v: v is None or (is_number(v) and v > 0))
         rule = "be None for block_norm='res_post', whose LayerNorms scale the branches"
         self._check("layer_scale", rule, lambda v: v is None or self.block_norm != "res_post")
 
@@ -439,7 +388,7 @@ class ViTConfig:
                 f"position_embedding={self.position_embedding!r}",
             ),
         ):
-            _require(holds, "image_size", rule, self.image_size)
+            require(holds, "image_size", rule, self.image_size)
         divisor = {"learned_2d": 2, "sincos_2d": 4}.get(self.position_table, 1)
         rule = f"be a multiple of {divisor} for position_embedding={kind!r}"
         self._check("width", rule, lambda v: v % divisor == 0)
@@ -455,15 +404,15 @@ class ViTConfig:
     def _check_rotary(self, rotary: bool) -> None:
         if rotary:
             rule = f"be a multiple of 4 for position_embedding={self.position_embedding!r}"
-            _require(self.key_dim % 4 == 0, "head_dim", rule, self.key_dim)
-        self._check("rope_base", "be a number of at least 1", lambda v: _is_number(v) and v >= 1)
+            require(self.key_dim % 4 == 0, "head_dim", rule, self.key_dim)
+        self._check("rope_base", "be a number of at least 1", lambda v: is_number(v) and v >= 1)
         rule = f"be a number in [-{MAX_SIZE}, {MAX_SIZE}]"
-        self._check("rope_offset", rule, lambda v: _is_number(v) and abs(v) <= MAX_SIZE)
+        self._check("rope_offset", rule, lambda v: is_number(v) and abs(v) <= MAX_SIZE)
         rule = "be None for rope_coordinates='centered', which do not depend on a grid"
         centered = rotary and self.rope_coordinates == "centered"
         self._check("rope_grid", rule, lambda v: v is None or not centered)
         rule = "be None or a number of at least 1"
-        self._check("rope_rescale", rule, lambda v: v is None or (_is_number(v) and v >= 1))
+        self._check("rope_rescale", rule, lambda v: v is None or (is_number(v) and v >= 1))
 
     def _check_output(self) -> None:
         tokens = ("token", "token_pair", "token_mean")
@@ -485,7 +434,7 @@ class ViTConfig:
             self._check(name, rule, lambda v: self.width % v == 0)
         v = self.labels
         is_strings = isinstance(v, tuple) and all(isinstance(label, str) for label in v)
-        _require(
+        require(
             v is None or (is_strings and len(v) == self.num_classes),
             "labels",
             f"be None or a sequence of num_classes={self.num_classes} strings",
@@ -494,48 +443,18 @@ class ViTConfig:
         rule = f"be 'layer' for pooling={self.pooling!r}"
         self._check("norm", rule, lambda v: v == "layer" or not self.attention_pooling)
         rule = "be a number, or None for no bias"
-        self._check("head_bias", rule, lambda v: v is None or _is_number(v))
+        self._check("head_bias", rule, lambda v: v is None or is_number(v))
         rule = "be None or the name of a Keras activation"
         self._check("classifier_activation", rule, lambda v: isinstance(v, str | None))
 
     def _check_pixels(self) -> None:
         rule = "be None or a number in (0, 1]"
-        self._check("crop_fraction", rule, lambda v: v is None or (_is_number(v) and 0 < v <= 1))
+        self._check("crop_fraction", rule, lambda v: v is None or (is_number(v) and 0 < v <= 1))
         for name in ("pixel_mean", "pixel_std"):
             v = getattr(self, name)
             count = f"in_channels={self.in_channels}"
             fits = not isinstance(v, tuple) or len(v) == self.in_channels
-            fits = fits and all(map(_is_number, v if isinstance(v, tuple) else (v,)))
-            _require(fits, name, f"be a number, or one per channel ({count})", v)
+            fits = fits and all(map(is_number, v if isinstance(v, tuple) else (v,)))
+            require(fits, name, f"be a number, or one per channel ({count})", v)
         rule = "be greater than 0"
         self._check("pixel_std", rule, lambda v: min(v if isinstance(v, tuple) else (v,)) > 0)
-
-
-def _require(condition: Any, name: str, rule: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{name} must {rule}. Received: {name}={_short(value)}")
-
-
-def _short(value: Any) -> str:
-    """A value for an error; cut, because a file may state one of any length and depth."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = 200
-    short.maxlist = short.maxtuple = short.maxdict = 12
-    return short.repr(value)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
-
-
-def _pair(name: str, value: Any) -> tuple[int, int]:
-    pair = (value, value) if _is_int(value) else value
-    is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-    rule = "be a positive int or a (height, width) pair of them"
-    _require(is_pair and all(_is_int(v) and v > 0 for v in pair), name, rule, value)
-    _require(max(pair) <= MAX_SIZE, name, f"be at most {MAX_SIZE}", max(pair))
-    return pair[0], pair[1]

@@ -7,11 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import layers, resample
+from keras_vit import layers
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
 from keras_vit.layers import composite
 from keras_vit.layers.rms_norm import norm_class
+from keras_vit.resample import resized_weight
 
 LORA_TARGETS = ("query", "key", "value", "attention_output", "mlp")
 
@@ -287,84 +288,6 @@ def head_logits(model: ViT, features: Any) -> Any:
     kernel = keras.ops.convert_to_tensor(head.kernel)
     logits = keras.ops.matmul(keras.ops.cast(features, kernel.dtype), kernel)
     return logits if head.bias is None else logits + head.bias
-
-
-@functools.lru_cache(maxsize=16)
-def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
-    """Path and shape of every weight of `ViT(config)`, in the model's order.
-
-    They are read from a model with one block and without values: all blocks are alike.
-
-    Example:
-
-    >>> weight_shapes(ViTConfig())["head/kernel"]
-    (768, 1000)
-    """
-    fields: dict[str, Any] = {"depth": 1, "labels": None}
-    # "sincos_2d" and "rope" have no weights, and a table of any size.
-    words = set(config.position_embedding.split("+")) - {"sincos_2d", "rope"}
-    fields["position_embedding"] = "+".join(sorted(words)) or "none"
-    with deferred():
-        model = ViT(config.replace(**fields))
-    shapes = {weight.path: tuple(weight.shape) for weight in model.weights}
-    first = "encoder_block_0/"
-    block = {path: shape for path, shape in shapes.items() if path.startswith(first)}
-    before = list(shapes).index(next(iter(block)))
-    every = {
-        f"encoder_block_{i}/{path.removeprefix(first)}": shape
-        for i in range(config.depth)
-        for path, shape in block.items()
-    }
-    return dict(list(shapes.items())[:before]) | every | shapes
-
-
-def resized_weight(path: str, value: np.ndarray, old: ViTConfig, new: ViTConfig) -> np.ndarray:
-    """A weight of a model with the config `old`, for another image size or patch size in `new`."""
-    *_, layer, name = path.split("/")
-    rule = new.interpolation
-    if path == "patches/projection/kernel" and old.patch_size != new.patch_size:
-        # Only timm resizes patches by its own rule; the others have the paper's or none.
-        kernel_rule = rule if rule == "timm" else "timm_npz"
-        return resample.resample_kernel(value, new.patch_size, kernel_rule)
-    if layer == "position_embedding" and name == "table":
-        return resample.resample_grid(value, old.grid, new.grid, rule, prefix=old.num_prefix_rows)
-    if layer == "position_embedding" and name in ("rows", "columns"):
-        axis = 0 if name == "rows" else 1
-        return resample.resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), rule)
-    if layer == "relative_positions" and name == "table":
-        return resample.resample_offsets(value, old.grid, new.grid, rule)
-    if layer == "relative_positions" and name == "keys":
-        # The paper has no rule: offsets keep their share of the sequence's length.
-        lines = (2 * old.num_tokens - 1, 1), (2 * new.num_tokens - 1, 1)
-        flat = resample.resample_grid(value.reshape(len(value), -1), *lines, rule)
-        return flat.reshape(-1, *value.shape[1:])
-    return value
-
-
-def merged_weights(model: ViT) -> dict[str, np.ndarray]:
-    """Path and value of every weight, LoRA's adapters added to the kernels they belong to."""
-    variables = {w.path: w for w in model.weights if "lora_kernel" not in w.path}
-    for layer in model._flatten_layers():
-        if getattr(layer, "lora_enabled", False):
-            variables[layer._kernel.path] = layer.kernel  # Keras merges LoRA when this is read
-    # A copy: JAX would share the array, and delete it in further training.
-    return {path: np.array(keras.ops.convert_to_numpy(v)) for path, v in variables.items()}
-
-
-def float32_copy(model: ViT, values: Mapping[str, np.ndarray] | None = None) -> ViT:
-    """A model of the same config in float32, with LoRA merged.
-
-    Args:
-        model: The model.
-        values: What `merged_weights` returned at some time; None means now.
-    """
-    values = merged_weights(model) if values is None else values
-    with deferred() as weights:
-        copy = ViT(model.config, name=model.name, dtype="float32")
-    for weight in copy.weights:
-        weights.fill(weight, values[weight.path])
-    weights.initialize_rest()
-    return copy
 
 
 def _embed(images, config: ViTConfig, policy):

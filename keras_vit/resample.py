@@ -7,10 +7,13 @@ for the columns. Each library's rule has a name in `PRESETS`.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from keras_vit.config import ViTConfig  # which imports this module
 
 _CHOICES = {
     "kernel": ("bilinear", "bicubic"),
@@ -266,6 +269,31 @@ def _geometric(old: int, new: int) -> NDArray[np.float64]:
     knots = np.concatenate([-distances[::-1], [0.0], distances])  # (old,)
     centers = np.arange(new) - new // 2
     return np.stack([np.interp(centers, knots, row) for row in np.eye(old)], axis=1)  # (new, old)
+
+
+def resized_weight(
+    path: str, value: NDArray[Any], old: "ViTConfig", new: "ViTConfig"
+) -> NDArray[Any]:
+    """A weight of a model with the config `old`, for another image size or patch size in `new`."""
+    *_, layer, name = path.split("/")
+    rule = new.interpolation
+    if path == "patches/projection/kernel" and old.patch_size != new.patch_size:
+        # Only timm resizes patches by its own rule; the others have the paper's or none.
+        kernel_rule = rule if rule == "timm" else "timm_npz"
+        return resample_kernel(value, new.patch_size, kernel_rule)
+    if layer == "position_embedding" and name == "table":
+        return resample_grid(value, old.grid, new.grid, rule, prefix=old.num_prefix_rows)
+    if layer == "position_embedding" and name in ("rows", "columns"):
+        axis = 0 if name == "rows" else 1
+        return resample_grid(value, (old.grid[axis], 1), (new.grid[axis], 1), rule)
+    if layer == "relative_positions" and name == "table":
+        return resample_offsets(value, old.grid, new.grid, rule)
+    if layer == "relative_positions" and name == "keys":
+        # The paper has no rule: offsets keep their share of the sequence's length.
+        lines = (2 * old.num_tokens - 1, 1), (2 * new.num_tokens - 1, 1)
+        flat = resample_grid(value.reshape(len(value), -1), *lines, rule)
+        return flat.reshape(-1, *value.shape[1:])
+    return value
 
 
 def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:

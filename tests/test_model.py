@@ -19,7 +19,7 @@ from conformance import (
 )
 
 from keras_vit import ViT, ViTConfig, layers
-from keras_vit.model import weight_shapes
+from keras_vit.model_weights import weight_shapes
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.fold import Gain, Norm, Product, Rotation
 from keras_vit.export.fold_stem import Convolution, GroupNorm, same_padding
+from keras_vit.export.folded import Gain, Norm, Product, Rotation
 
 _erf = np.vectorize(math.erf, otypes=["float64"])
 

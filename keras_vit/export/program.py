@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keras_vit.export.fold import AttentionPool, Block, Folded, Gain, Norm, Product, Rotation
 from keras_vit.export.fold_stem import Convolution, GroupNorm, Stem, Step, Unit
+from keras_vit.export.folded import AttentionPool, Block, Folded, Gain, Norm, Product, Rotation
 
 
 class Operators(Protocol):

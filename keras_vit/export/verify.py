@@ -10,7 +10,8 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.model import ViT, float32_copy
+from keras_vit.model import ViT
+from keras_vit.model_weights import float32_copy
 from keras_vit.preprocessing import check_normalized, most_pixels, normalize, preprocess
 from keras_vit.runtime.base import Runtime
 from keras_vit.runtime.saved_model import SavedModelRuntime

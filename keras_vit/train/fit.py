@@ -26,7 +26,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit.atomic import TEMPORARY, atomic_path
-from keras_vit.model import float32_copy, merged_weights
+from keras_vit.model_weights import float32_copy, merged_weights
 from keras_vit.train import distribution
 from keras_vit.train.build import build_model, compile_model
 from keras_vit.train.checkpoint.checkpoint import Checkpoint

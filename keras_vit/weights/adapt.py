@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
-from keras_vit.model import resized_weight
+from keras_vit.resample import resized_weight
 
 LOG = logging.getLogger("keras_vit")
 PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_vit.config import MAX_SIZE, ViTConfig
+from keras_vit.config import ViTConfig
+from keras_vit.config_rules import MAX_SIZE
 from keras_vit.weights.files.rules import Refused, parse_object, refusal
 
 CONFIG = "config.json"

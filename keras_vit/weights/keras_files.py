@@ -21,7 +21,8 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
-from keras_vit.model import ViT, weight_shapes
+from keras_vit.model import ViT
+from keras_vit.model_weights import weight_shapes
 from keras_vit.weights import adapt
 from keras_vit.weights.files.arrays import non_finite
 from keras_vit.weights.files.h5 import OPTIMIZER, check_weights_h5, read_shapes

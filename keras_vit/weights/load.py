@@ -14,7 +14,8 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
-from keras_vit.model import ViT, weight_shapes
+from keras_vit.model import ViT
+from keras_vit.model_weights import weight_shapes
 from keras_vit.paths import as_path, is_path
 from keras_vit.weights import adapt, keras_files
 from keras_vit.weights.files.arrays import Arrays, non_finite, open_arrays

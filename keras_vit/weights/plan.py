@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
-from keras_vit.model import weight_shapes
+from keras_vit.model_weights import weight_shapes
 from keras_vit.weights import adapt
 from keras_vit.weights.formats.table import Format, Header, Reading, Row, Shape
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from conformance import KINDS, TINY, images, run, tiny_model
 
-from keras_vit.export.fold import fold, joined, pixel_gain
+from keras_vit.export.fold import fold
+from keras_vit.export.folded import joined, pixel_gain
 from keras_vit.export.in_numpy import NumpyOperators
 from keras_vit.export.program import Program
 from keras_vit.preprocessing import normalize

@@ -4,7 +4,7 @@ import pytest
 from weights_sources import TINY
 
 import keras_vit
-from keras_vit.model import weight_shapes
+from keras_vit.model_weights import weight_shapes
 from keras_vit.weights.formats import recognize
 from keras_vit.weights.plan import make_plan
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, joined, pixel_gain
 from keras_vit.export.fold_stem import Convolution, GroupNorm, same_padding
+from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, joined, pixel_gain
 from keras_vit.export.program import Program
 
 DTYPES = ("float32", "float16")

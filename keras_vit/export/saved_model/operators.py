@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, joined
 from keras_vit.export.fold_stem import Convolution, GroupNorm
+from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, joined
 from keras_vit.export.program import Program, skewed
 
 DTYPES = ("float32", "bfloat16")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
-from keras_vit.export.fold import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.fold_stem import Convolution, GroupNorm
+from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.program import Program, skewed
 from keras_vit.runtime.tflite import litert
 

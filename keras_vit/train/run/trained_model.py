@@ -18,7 +18,7 @@ def save_model(
     """Saves a `.keras` file that needs `import keras_vit` alone to load, and checks it.
 
     Args:
-        plain: A model that `keras_vit.model.float32_copy` returned.
+        plain: A model that `keras_vit.model_weights.float32_copy` returned.
         path: The file.
         loss: "softmax" or "sigmoid", which the saved model is compiled with.
         batches: Batches of (images, targets); both models predict the first one.

@@ -6,7 +6,7 @@ bfloat16; like timm and transformers, a `ViT` computes them anew.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,9 @@ def read_dinov3(header: Header) -> Reading:
     return Reading(reading.fields | fields, style, assumed)
 
 
-def dinov3_rows(
-    config: ViTConfig, names: Mapping[str, Any] = NAMES, fold: int = 0, periods: int | None = None
-) -> Iterator[Row]:
-    """The table of names. `periods` is how many the file holds."""
-    yield from timm_rows(config, names, fold)
+def dinov3_rows(config: ViTConfig, periods: int | None = None, **style: Any) -> Iterator[Row]:
+    """The table of names. `periods` is how many the file holds, `style` is as for `timm_rows`."""
+    yield from timm_rows(config, **style)
     if periods:
 
         def check(found: np.ndarray) -> None:

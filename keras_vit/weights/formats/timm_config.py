@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_vit.config import RESIZE_METHODS, ViTConfig
+from keras_vit.config import ViTConfig
+from keras_vit.config_rules import RESIZE_METHODS
 from keras_vit.weights.formats.table import per_channel
 
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}

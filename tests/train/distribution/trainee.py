@@ -128,7 +128,7 @@ def train(plan, devices, out):
     import tensorflow as tf
 
     import keras_vit
-    from keras_vit.model import float32_copy
+    from keras_vit.model_weights import float32_copy
     from keras_vit.train import recipe
     from keras_vit.train.optim.optimizer import make_optimizer
 

@@ -451,7 +451,8 @@ def test_dinov2_raw_linear_classifier_reads_token_and_mean(tmp_path):
     ("architecture", "message"),
     [
         ("vit_base_patch16_xp_224", "blocks of another kind"),
-        ("vit_base_patch16_sapiens2.pretrain", "fewer keys"),
+        ("vit_base_patch16_sapiens2.pretrain", "LayerScale on attention alone"),
+        ("vit_large_patch16_sapiens2.pretrain", "fewer keys"),
         ("vit_base_patch16_of_tomorrow", "architecture in config.json must be one of timm's"),
     ],
 )
@@ -579,10 +580,11 @@ def test_timm_eva_without_rotary_positions_equals_source(tmp_path, kind):
     source = eva_vit(**EVA[kind])
     path = bare(tmp_path, sources.state(source))
     post = "use_post_norm" in EVA[kind]
-    fields = {"num_heads": 5, "block_norm": "res_post" if post else "pre"}
+    fields = {"num_heads": 5, "position_embedding": "learned"}
     if "gamma_1" not in dict(source.blocks[0].named_parameters()):
         with pytest.raises(ValueError, match="block_norm='res_post' for these"):
-            keras_vit.from_pretrained(path, num_heads=5)  # giant's arrays are enormous' too
+            keras_vit.from_pretrained(path, **fields)  # giant's arrays are enormous' too
+    fields["block_norm"] = "res_post" if post else "pre"
     model = assert_same_logits(path, source, wrong={"norm_epsilon": 0.1}, **fields)
     assert model.config.qkv_bias and not model.config.key_bias
     with pytest.raises(ValueError, match="key_bias must be True"):
