@@ -37,16 +37,19 @@ class Known(NamedTuple):
 def search(text: str = "") -> list[Known]:
     """The checkpoints whose row contains every word of `text`, in any order.
 
+    "siglip2" finds "SigLIP 2" too.
+
     Example:
 
     >>> [row.name for row in known.search("b16 dino in21k")]
     []
     """
     words = text.lower().split()
+    rows = {row: [str(field).lower() for field in row] for row in KNOWN.values()}
     return [
         row
-        for row in KNOWN.values()
-        if all(any(word in str(field).lower() for field in row) for word in words)
+        for row, fields in rows.items()
+        if all(any(w in field or w in field.replace(" ", "") for field in fields) for w in words)
     ]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from keras_vit.variants import SIZES
 from keras_vit.weights.fetch.known import Known
+from keras_vit.weights.formats import timm_config
 
 WORDS = {
     **{"tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h"},
@@ -32,16 +33,35 @@ EXPRESSIBLE = {
     **{"global_pool": ("token", "avg", "map"), "act_layer": ("gelu_tanh",)},
 }
 
+MODULES = {
+    "vision_transformer": "_create_vision_transformer",
+    "deit": "_create_deit",
+    "vision_transformer_hybrid": "_create_vision_transformer_hybrid",
+    **dict.fromkeys(("beit", "eva", "vision_transformer_relpos", "naflexvit")),
+}
+"""timm's files, and of those with sizes that have factories here the function that makes models."""
+
 DATA = {
     **{"in1k": "ImageNet-1k", "in21k": "ImageNet-21k", "in22k": "ImageNet-22k"},
     **{"in12k": "ImageNet-12k", "lvd142m": "LVD-142M", "webli": "WebLI"},
+    **{"lvd1689m": "LVD-1689M", "sat493m": "SAT-493M", "laion2b": "LAION-2B", "openai": "WIT"},
+    **{"datacompxl": "DataComp-XL", "dfn2b": "DFN-2B", "dfn5b": "DFN-5B"},
 }
 """Names of datasets, by words in the names."""
 METHODS = {
     **{"augreg": "AugReg", "augreg2": "AugReg", "sam": "SAM", "dino": "DINO", "dinov2": "DINOv2"},
     **{"mae": "MAE", "miil": "MIIL", "deit": "DeiT", "deit3": "DeiT III", "eva": "EVA"},
-    **{"flexivit": "FlexiViT", "siglip": "SigLIP", "tipsv2": "TIPSv2", "bamboo": "Bamboo"},
-    **{"intern300m": "InternViT", "swag": "SWAG"},
+    **{
+        "flexivit": "FlexiViT",
+        "siglip": "SigLIP",
+        "siglip2": "SigLIP 2",
+        "tipsv2": "TIPSv2",
+        "bamboo": "Bamboo",
+    },
+    **{"intern300m": "InternViT", "swag": "SWAG", "clip": "CLIP", "dinov3": "DINOv3"},
+    **{"eva02": "EVA-02", "beit": "BEiT", "beitv2": "BEiT v2", "beit3": "BEiT-3"},
+    **{"aimv2": "AIMv2", "lingbot": "LingBot-Vision", "pe": "Perception Encoder"},
+    **{"radio": "RADIO", "naflexvit": "NaFlex", "rope": "RoPE-ViT", "relpos": "relative positions"},
 }
 """Names of methods, by words in the names."""
 
@@ -70,27 +90,41 @@ def derive() -> list[Known]:
 def from_timm() -> list[Known]:
     """timm's checkpoints whose model a ViTConfig can express, and Google's files of the same."""
     rows = []
-    for module, creator in (("vision_transformer", "_create_vision_transformer"),
-                            ("deit", "_create_deit"),
-                            ("vision_transformer_hybrid",
-                             "_create_vision_transformer_hybrid")):  # fmt: skip
+    for module, creator in MODULES.items():
         timm = import_module(f"timm.models.{module}")
         for arch, configs in timm.default_cfgs.items():
-            arguments = model_arguments(timm, creator, arch)
-            if not expressible(arch, arguments):
+            if "unlike" in timm_config.architectures()[arch]:
                 continue
+            arguments = model_arguments(timm, creator, arch) if creator else {}
+            plain = bool(creator) and expressible(arch, arguments)
             for tag, config in configs.cfgs.items():
-                rows += list(timm_rows(module, arch, tag, arguments, config))
+                # FlexiViT's patches of 30 do not go with its architecture's 16.
+                if config.hf_hub_id != "timm/" or "patch30" in tag:
+                    continue
+                if plain and config.input_size[1] % arguments["patch_size"] == 0:
+                    rows += list(timm_rows(module, arch, tag, arguments, config))
+                else:
+                    rows.append(own_row(module, arch, tag, config))
     return rows
+
+
+def own_row(module, arch, tag, config) -> Known:
+    """The row of a checkpoint of a size or family that has no factory here: with timm's name."""
+    return Known(
+        name=f"{arch}.{tag}",
+        source=f"hf://timm/{arch}.{tag}",
+        variant=arch,
+        image_size=config.input_size[1],
+        num_classes=config.num_classes,
+        format="timm",
+        pretraining=pretraining(f"{arch}_{tag}"),
+        license=config.license or "",
+        reference=f"timm/models/{module}.py, default_cfgs, {arch}.{tag}",
+    )
 
 
 def timm_rows(module, arch, tag, arguments, config):
     """The row of a checkpoint on the Hub, and of the .npz file that it was converted from."""
-    # FlexiViT's patches of 30 do not go with its architecture's 16; the trunks of PaliGemma have
-    # terms of use that timm's table does not state; and timm cuts off pixels that fill no patch.
-    unlike = "patch30" in tag or tag.startswith("pali")
-    if config.hf_hub_id != "timm/" or unlike or config.input_size[1] % arguments["patch_size"]:
-        return
     assert config.input_size[1] == config.input_size[2]
     variant = variant_of(arch, arguments)
     label = label_of(arch, tag, variant)
@@ -234,7 +268,7 @@ def label_of(arch: str, tag: str, variant: str) -> str:
 
 def pretraining(label: str) -> str:
     """ "AugReg: ImageNet-21k, then ImageNet-1k" for "augreg_in21k_ft_in1k"."""
-    words = label.split("_")
+    words = re.sub(r"siglip_(gap_)?(\d{3}_)?v2_", r"siglip2_", label).split("_")
     methods = dict.fromkeys(METHODS[w] for w in words if w in METHODS)
     data = dict.fromkeys(DATA[w] for w in words if w in DATA)
     return ": ".join(filter(None, [" ".join(methods), ", then ".join(data)]))
@@ -248,4 +282,8 @@ def write(rows: list[Known], file) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from cpu_torchvision import import_torchvision
+
+    import_torchvision()
     write(derive(), sys.stdout)
