@@ -76,7 +76,7 @@ def test_known_search_wants_every_word():
     assert known.search("imagenet-21k cc-by-nc") == []
     for family in ("siglip2", "dinov3", "clip openai", "eva02", "beitv2", "r50_b16", "flexivit"):
         assert known.search(family), family
-    assert {row.pretraining for row in known.search("siglip2")} == {"SigLIP 2: WebLI"}
+    assert all("SigLIP 2" in row.pretraining for row in known.search("siglip2"))
     assert len(known.search()) == len(known.KNOWN)
 
 
