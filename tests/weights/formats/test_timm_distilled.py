@@ -1,5 +1,6 @@
 """timm's distilled DeiT, which has two heads, against timm's own code."""
 
+import keras
 import numpy as np
 import pytest
 import weights_sources as sources
@@ -7,6 +8,13 @@ from weights_sources import assert_same_logits, bare, images, logits, torch_logi
 
 import keras_vit
 from keras_vit.weights.load import inspect
+
+
+def distilled_vit():
+    from timm.models.deit import VisionTransformerDistilled
+
+    fields = {"img_size": 24, "patch_size": 8, "embed_dim": 20, "depth": 2, "num_heads": 5}
+    return sources.randomize(VisionTransformerDistilled(**fields, mlp_ratio=1.4, num_classes=3))
 
 
 def test_timm_distilled_logits_equal_source(tmp_path):

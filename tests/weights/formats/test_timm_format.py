@@ -230,13 +230,6 @@ def test_timm_heads_are_read_from_q_norm(tmp_path):
         inspect(path)
 
 
-def distilled_vit():
-    from timm.models.deit import VisionTransformerDistilled
-
-    fields = {"img_size": 24, "patch_size": 8, "embed_dim": 20, "depth": 2, "num_heads": 5}
-    return sources.randomize(VisionTransformerDistilled(**fields, mlp_ratio=1.4, num_classes=3))
-
-
 @pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("architecture", "message"),
