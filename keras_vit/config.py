@@ -389,7 +389,7 @@ class ViTConfig:
             ),
         ):
             require(holds, "image_size", rule, self.image_size)
-        divisor = {"learned_2d": 2, "sincos_2d": 4}.get(self.position_table, 1)
+        divisor = {"learned_2d": 2, "sincos_2d": 4}.get(kind or "", 1)
         rule = f"be a multiple of {divisor} for position_embedding={kind!r}"
         self._check("width", rule, lambda v: v % divisor == 0)
         if where:

@@ -106,7 +106,7 @@ class AttentionPooling(Composite):
         )  # (B, 1, D)
         z, scores = z if return_attention_scores else (z, None)
         y = ops.add(z, self.mlp(self.norm(z), training=training))[:, 0]  # (B, D)
-        return (y, scores[:, :, 0]) if return_attention_scores else y
+        return y if scores is None else (y, scores[:, :, 0])
 
     def compute_output_spec(self, x, training=None, return_attention_scores=False):
         batch, length, _ = x.shape

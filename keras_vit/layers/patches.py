@@ -48,7 +48,7 @@ class Patches(Composite):
         width,
         patch_size,
         use_bias=True,
-        norm=False,
+        norm: bool | str = False,
         norm_epsilon=1e-6,
         ignore_remainder=False,
         norm_kind="layer",

@@ -40,7 +40,9 @@ class PositionEmbedding(keras.layers.Layer):
     (2, 7, 8)
     """
 
-    def __init__(self, grid, kind="learned", class_row=False, initializer=None, **kwargs):
+    def __init__(
+        self, grid, kind="learned", class_row: bool | int = False, initializer=None, **kwargs
+    ):
         super().__init__(**kwargs)
         if len(tuple(grid)) != 2 or not all(isinstance(g, int) and g > 0 for g in grid):
             raise ValueError(f"grid must be two positive ints. Received: grid={grid!r}")

@@ -188,7 +188,7 @@ class Bottleneck(Composite):
 
     def call(self, x):
         shortcut = x
-        if self.shortcut_conv is not None:
+        if self.shortcut_conv is not None and self.shortcut_norm is not None:
             shortcut = self.shortcut_norm(self.shortcut_conv(x))  # (B, H / s, W / s, 4 F)
         x = ops.relu(self.norm_1(self.conv_1(x)))  # (B, H, W, F)
         x = ops.relu(self.norm_2(self.conv_2(x)))  # (B, H / s, W / s, F)

@@ -14,7 +14,7 @@ from keras_vit.paths import as_path
 from keras_vit.weights import json_rules
 from keras_vit.weights.files.writers import write_npz, write_safetensors
 from keras_vit.weights.formats import FORMATS, WRITABLE
-from keras_vit.weights.formats.table import Derived, Format
+from keras_vit.weights.formats.table import Empty, Format, Pair
 
 WEIGHTS = "model.safetensors"
 
@@ -87,7 +87,7 @@ class _Table(Mapping):
         self.config = model.config
         self._weights = {weight.path: weight for weight in model.weights}
         rows = (to.rows_to_write or to.rows)(model.config)
-        self._rows = {row.source: row for row in rows if not isinstance(row, Derived)}
+        self._rows = {row.source: row for row in rows if isinstance(row, Pair | Empty)}
 
     def __getitem__(self, name: str) -> np.ndarray:
         return np.ascontiguousarray(self._rows[name].to_source(self._value))

@@ -26,7 +26,7 @@ def read_dinov3(header: Header) -> Reading:
     """The config: from shapes, and what DINOv3's code fixes."""
     width = header.shape("patch_embed.proj.weight", 4)[0]
     quarter = header.size(PERIODS, 0, None)
-    known = {"position_embedding": "rope"}
+    known: dict[str, Any] = {"position_embedding": "rope"}
     if quarter or width % 64 == 0:
         known["num_heads"] = width // (4 * quarter) if quarter else HEADS.get(width, width // 64)
     masked = header.has(r"blocks\.0\.attn\.qkv\.bias_mask$")

@@ -250,7 +250,7 @@ HUGGINGFACE = Format(
     limits=(
         STANDARD_HEADS,
         Limit(
-            lambda c: c.pooling != "token_pair" or c.num_classes,
+            lambda c: c.pooling != "token_pair" or c.num_classes > 0,
             "pooling must be 'token' without a head, it is {0.pooling!r}",
         ),
         Limit(

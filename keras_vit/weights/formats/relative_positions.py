@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import Derived, Header, Pair, Row, Shape
 from keras_vit.weights.formats.torch_names import MATRIX
 
@@ -105,9 +106,9 @@ def relative_rows(config: ViTConfig, index: int, own: str, shared: str, held: st
         shapes = {"hidden_kernel": (dim, 2), "hidden_bias": (dim,)}
         shapes |= {"bias_kernel": (heads, dim), "bias_bias": (heads,)}
         for theirs, name in MLP.items():
-            layout = (MATRIX,) if name.endswith("kernel") else ()
+            layout = MATRIX if name.endswith("kernel") else Layout("")
             if held == "own":
-                yield Pair(f"{own}{theirs}", (f"{ours}/{name}",), *layout)
+                yield Pair(f"{own}{theirs}", (f"{ours}/{name}",), layout)
             else:
                 yield Derived(f"{ours}/{name}", {f"{shared}{theirs}": shapes[name]}, np.transpose)
 
