@@ -11,12 +11,15 @@ from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
 from keras_vit.variants import (
     list_variants,
+    vit_7b16,
     vit_b8,
     vit_b16,
     vit_b32,
     vit_g14,
+    vit_giant2_14,
     vit_gigantic14,
     vit_h14,
+    vit_hplus16,
     vit_l14,
     vit_l16,
     vit_l32,
@@ -29,6 +32,7 @@ from keras_vit.variants import (
     vit_s16,
     vit_s32,
     vit_so400m14,
+    vit_splus16,
     vit_ti16,
 )
 
@@ -77,6 +81,10 @@ __all__ = [
     "vit_r50_l32",
     "vit_r26_s32",
     "vit_r_ti16",
+    "vit_giant2_14",
+    "vit_splus16",
+    "vit_hplus16",
+    "vit_7b16",
     "vit_so400m14",
     "vit_ti16",
 ]

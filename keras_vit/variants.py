@@ -24,6 +24,7 @@ class Size(NamedTuple):
     source: str
     stem: str | None = None
     stem_depths: tuple[int, ...] = ()
+    mlp: str = "mlp"
 
 
 VIT = "arXiv 2010.11929, Table 1"
@@ -33,6 +34,7 @@ AUGREG = "arXiv 2106.10270"
 SCALING = "arXiv 2106.04560, Table 2"
 BIG_VISION = "big_vision, models/vit.py: decode_variant"
 DINOV2 = "arXiv 2304.07193"
+DINOV3 = "arXiv 2508.10104; dinov3, hub/backbones.py"
 SO400M = "arXiv 2305.13035; big_vision, models/vit.py: decode_variant"
 
 SIZES = {
@@ -51,6 +53,10 @@ SIZES = {
     "vit_g14": Size(14, 1408, 40, 16, 6144, SCALING),
     "vit_gigantic14": Size(14, 1664, 48, 16, 8192, SCALING),
     "vit_so400m14": Size(14, 1152, 27, 16, 4304, SO400M),
+    "vit_giant2_14": Size(14, 1536, 40, 24, 4096, DINOV2, mlp="swiglu"),
+    "vit_splus16": Size(16, 384, 12, 6, 1536, DINOV3, mlp="swiglu"),
+    "vit_hplus16": Size(16, 1280, 32, 20, 5120, DINOV3, mlp="swiglu"),
+    "vit_7b16": Size(16, 4096, 40, 32, 8192, DINOV3, mlp="swiglu"),
     # Hybrids, whose patch size is that of the whole: R+Ti/16 has 32 pixels, four a cell of the
     # root's map and eight cells a patch.
     "vit_r_ti16": Size(32, 192, 12, 3, 768, AUGREG, "resnet", ()),
@@ -157,6 +163,58 @@ def vit_so400m14(num_classes: int | None = None, weights: Any = None, **fields: 
     """
     trunk = {"class_token": False, "pooling": "mean", "gelu": "tanh"}
     return _build("vit_so400m14", num_classes, weights, fields, trunk)
+
+
+DINO_FIELDS: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_scale": 1e-5,
+        "resize_method": "bicubic",
+        "pixel_mean": (0.485, 0.456, 0.406),
+        "pixel_std": (0.229, 0.224, 0.225),
+    }
+)
+DINOV3_FIELDS: Mapping[str, Any] = MappingProxyType(
+    {
+        **DINO_FIELDS,
+        "position_embedding": "rope",
+        "num_registers": 4,
+        "key_bias": False,
+        "norm_epsilon": 1e-5,
+    }
+)
+
+
+def vit_giant2_14(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """DINOv2's ViT-g/14, 1.14 G parameters: gated MLPs and LayerScale.
+
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    return _build("vit_giant2_14", num_classes, weights, fields, DINO_FIELDS)
+
+
+def vit_splus16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """DINOv3's ViT-S+/16, 28.7 M parameters: rotary positions, gated MLPs, four registers.
+
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    return _build("vit_splus16", num_classes, weights, fields, DINOV3_FIELDS)
+
+
+def vit_hplus16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """DINOv3's ViT-H+/16, 840 M parameters: rotary positions, gated MLPs, four registers.
+
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    return _build("vit_hplus16", num_classes, weights, fields, DINOV3_FIELDS)
+
+
+def vit_7b16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
+    """DINOv3's ViT-7B/16, 6.7 G parameters: rotary positions, gated MLPs, four registers.
+
+    `fields` are those of `ViTConfig`, and `name` and `dtype`.
+    """
+    bare = {**DINOV3_FIELDS, "qkv_bias": False}
+    return _build("vit_7b16", num_classes, weights, fields, bare)
 
 
 def vit_r_ti16(num_classes: int | None = None, weights: Any = None, **fields: Any) -> ViT:
