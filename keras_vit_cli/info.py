@@ -161,10 +161,28 @@ def _architecture(config: "ViTConfig") -> str:
         parts.insert(1, f"{config.stem} stem {config.stem_depths}")
     if config.num_registers:
         parts.append(f"{config.num_registers} registers")
-    if config.layer_scale:
-        parts.append("LayerScale")
+    if config.distillation_token:
+        parts.append("distillation token")
+    parts += [name for name, has in _traits(config).items() if has]
     parts.append(f"pooling {config.pooling}")
     return ", ".join(parts)
+
+
+def _traits(config: "ViTConfig") -> dict[str, Any]:
+    """What a block has that the paper's has not."""
+    return {
+        "LayerScale": config.layer_scale,
+        "gated MLP (SwiGLU)": config.mlp == "swiglu",
+        "RMSNorm": config.norm == "rms",
+        "norms after each sum": config.block_norm == "post",
+        "norms after each branch": config.block_norm == "res_post",
+        "norm before the blocks": config.embedding_norm,
+        "norm inside attention": config.attention_inner_norm,
+        "norm inside the MLP": config.mlp_inner_norm,
+        "q/k norm": config.qk_norm,
+        "no q/k/v biases": not config.qkv_bias,
+        "no key bias": config.qkv_bias and not config.key_bias,
+    }
 
 
 def pixels(config: "ViTConfig") -> str:
