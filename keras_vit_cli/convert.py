@@ -18,6 +18,7 @@ class Format(enum.StrEnum):
     timm = "timm"
     beit = "beit"
     huggingface = "huggingface"
+    huggingface_clip = "huggingface_clip"
     huggingface_dinov3 = "huggingface_dinov3"
     google = "google"
     big_vision = "big_vision"

@@ -1,5 +1,6 @@
 """Every architecture of timm's ViT files: loaded exactly, or refused."""
 
+import collections
 import functools
 import gc
 
@@ -25,10 +26,42 @@ SMALL = (NARROW, NARROW | {"num_kv_heads": 4}, {"depth": 2})
 """How an architecture is made small, in order of preference."""
 
 
+def published():
+    """How many configs with published weights each architecture has; 0 for the others.
+
+    Beside the configs with a tag, timm lists an architecture once more without one.
+    """
+    from timm.models._registry import _model_pretrained_cfgs
+
+    tagged = {name.split(".")[0] for name in _model_pretrained_cfgs if "." in name}
+    return collections.Counter(
+        name.split(".")[0]
+        for name, config in _model_pretrained_cfgs.items()
+        if (config.hf_hub_id or config.url or config.file) and ("." in name or name not in tagged)
+    )
+
+
+def report(form, names):
+    """Prints and returns how many configs with published weights `names` have, of how many."""
+    known, count = timm_config.architectures(), published()
+    read, every = (sum(count[name] for name in part) for part in (names, known))
+    configs = f"{read} of timm's {every} ViT configs with published weights"
+    print(f"{form}: {len(names)} of {len(known)} architectures, {configs}, rest refused")
+    return read, every
+
+
 def test_table_is_what_timm_says():
     """If timm has changed, regenerate the table: see derive_architectures.py."""
     derived = {name: derive_architectures.derive(name, f) for name, f in architectures().items()}
     assert timm_config.architectures() == derived
+
+
+def test_table_refuses_few_published_configs(record_property):
+    """By the table alone. That the rest loads exactly is what the last test of this file shows."""
+    known = timm_config.architectures()
+    read, every = report("table", [name for name, row in known.items() if "unlike" not in row])
+    record_property("configs", read)
+    assert 0.95 * every < read < every
 
 
 def test_full_size_architectures_are_read_rightly():
@@ -119,8 +152,11 @@ def test_architectures_load_exactly_or_are_refused(tmp_path, record_property):
     for name in [name for name, form in wrong if form == "bare" and "_rope_ape_" in name]:
         del wrong[name, "bare"]
     assert not wrong, wrong
-    exact = [form for (_, form), said in found.items() if said == "exact"]
-    for form in ("folder", "bare"):
-        record_property(form, exact.count(form))
-        print(f"{form}: {exact.count(form)} of {len(found) // 2} architectures exact, rest refused")
-    assert exact.count("folder") > 100 and exact.count("bare") > 100
+    exact = {
+        form: [name for (name, f), said in found.items() if (f, said) == (form, "exact")]
+        for form in ("folder", "bare")
+    }
+    for form, names in exact.items():
+        record_property(form, len(names))
+        report(f"exact, {form}", names)
+    assert len(exact["folder"]) > 100 and len(exact["bare"]) > 100
