@@ -1,6 +1,5 @@
 """docs/choosing.md: names that exist, and figures that the code computes."""
 
-import csv
 import re
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 import keras_vit
 from benchmarks import choosing, flops
-from keras_vit.weights import formats
 from keras_vit.weights.fetch import known
 
 pytestmark = pytest.mark.backend_free
@@ -31,48 +29,56 @@ def number(cell):
     return float(cell.replace(",", ""))
 
 
-def described():
-    """Rows of published sizes that load by name: fields of the variant, and its cost as stated."""
+def weights():
+    """The known name in each row of the tables of models, with the heading and the cells."""
     for heading, cells in rows():
-        name = cells[1].strip("`") if len(cells) > 1 else ""
-        row = known.find(name) if "." in name and "/" not in name else None
-        if row and row.variant in keras_vit.list_variants():
-            if heading == "Classifiers":
-                fields = {"num_classes": 1000, "image_size": int(cells[2])}
-                yield row.name, row.variant, fields, number(cells[3]), number(cells[4])
-            elif heading == "Features without labels":
-                fields = {"num_classes": 0, "num_registers": 4 if "reg4" in row.name else 0}
-                yield row.name, row.variant, fields, number(cells[2]), number(cells[3])
+        if heading in ("Classifiers", "Features without labels", "Image-text features"):
+            name = re.match(r"`(\w+\.\w+)`", cells[1])
+            if name:
+                yield heading, name[1], cells
+
+
+def described():
+    """Rows of published sizes: the fields of the variant, and its cost as stated."""
+    for heading, name, cells in weights():
+        row = known.find(name)
+        if row.variant not in keras_vit.list_variants() or heading == "Image-text features":
+            continue
+        if heading == "Classifiers":
+            fields = {"num_classes": 1000, "image_size": int(cells[2])}
+            millions, giga = number(cells[3]), number(cells[4])
+        else:
+            fields = {"num_classes": 0, "num_registers": 4 if "reg4" in row.name else 0}
+            millions, giga = number(cells[2]), number(cells[3])
+        if "distilled" in row.name:
+            fields |= {"distillation_token": True, "pooling": "token_pair"}
+        if "siglip" in row.name:
+            fields |= {"class_token": False, "pooling": "map"}
+        yield row.name, row.variant, fields, millions, giga
 
 
 def test_page_names_known_checkpoints():
-    names = set(re.findall(r"\b(?:vit_[a-z]+\d+)\.\w+", PAGE))
-    assert len(names) > 15
+    names = {name for _, name, _ in weights()}
+    names |= set(re.findall(r'from_pretrained\("([^"/]+)"', PAGE))
+    names |= set(re.findall(r"\b(?:vit_[a-z]+\d+)\.\w+", PAGE))
+    assert len(names) > 40
     assert [name for name in names if not known.find(name)] == []
-
-
-def test_page_names_architectures_of_timm():
-    table = Path(formats.__file__).parent / "timm_architectures.csv"
-    with table.open(encoding="utf-8") as lines:
-        architectures = {row["architecture"] for row in csv.DictReader(lines)}
-    names = set(re.findall(r"hf://timm/(\w+)\.\w+", PAGE))
-    assert len(names) > 20
-    assert names <= architectures
+    assert f"lists all {len(known.KNOWN)} with" in PAGE
 
 
 def test_page_states_pixels_of_known_checkpoints():
     sizes = [
-        (cells[2], known.find(cells[1].strip("`")).image_size)
-        for heading, cells in rows()
-        if heading == "Classifiers" and known.find(cells[1].strip("`"))
+        (int(cells[2]), known.find(name).image_size)
+        for heading, name, cells in weights()
+        if heading != "Features without labels"
     ]
-    assert len(sizes) > 10
-    assert [pair for pair in sizes if int(pair[0]) != pair[1]] == []
+    assert len(sizes) > 30
+    assert [pair for pair in sizes if pair[0] != pair[1]] == []
 
 
 def test_page_states_computed_costs():
     found = list(described())
-    assert len(found) > 12
+    assert len(found) > 20
     for name, variant, fields, millions, giga in found:
         config, parameters = flops.described(variant, **fields)
         # At another number of positions, and without LayerScale: hundreds of thousands.

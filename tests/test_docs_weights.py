@@ -18,7 +18,8 @@ from keras_vit.weights.formats.huggingface_config import MODEL_TYPES
 
 pytestmark = pytest.mark.backend_free
 
-PAGE = (Path(__file__).parent.parent / "docs" / "weights.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "weights.md").read_text(encoding="utf-8")
 
 
 def section(heading):
@@ -52,6 +53,22 @@ def test_families_examples_are_found_by_their_words():
     for row in rows("Families"):
         found = {known.find(name).name for name in names(row[2])}
         assert found & {r.name for r in known.search(names(row[4])[0])}, row
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/fetching.md"])
+def test_pages_state_how_many_checkpoints_are_known(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.search(rf"\b{len(known.KNOWN)} (known |published |checkpoints|个已发布)", text)
+
+
+def test_fetching_states_how_many_are_of_each_source():
+    text = (ROOT / "docs" / "fetching.md").read_text(encoding="utf-8")
+    found = re.search(
+        r"(\d+) that timm .*?(\d+) \.npz .*?(\d+) models .*?(\d+) of torch", text, re.S
+    )
+    formats = [row.format for row in known.KNOWN.values()]
+    sources = ("timm", "google", "huggingface", "torchvision")
+    assert found and [int(n) for n in found.groups()] == [formats.count(s) for s in sources]
 
 
 def test_formats_are_all_there():
