@@ -107,8 +107,8 @@ def checkpoint_facts(
     yield "parameters", f"{checkpoint.parameters:,}"
     yield "model", _architecture(config)
     yield "classes", config.num_classes or "none: it returns features"
-    yield "numerics", f"LayerNorm epsilon {config.norm_epsilon:g}, {config.gelu} GELU"
-    yield "positions", f"{config.position_embedding}, resampled as {config.interpolation} does"
+    yield "numerics", _numerics(config)
+    yield "positions", _positions(config)
     yield "pixels", pixels(config)
     yield "read", f"{len(checkpoint.loaded)} of {checkpoint.num_arrays} arrays"
     for name, value in checkpoint.assumed.items():
@@ -147,6 +147,24 @@ def run_facts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "", f"{name} {_short(value)}"
     for problem in run["problems"]:
         yield "problem", problem
+
+
+def _numerics(config: "ViTConfig") -> str:
+    """What no shape shows: the epsilon of the norms and the MLP's activation."""
+    norm = "RMSNorm" if config.norm == "rms" else "LayerNorm"
+    activation = "SiLU" if config.mlp == "swiglu" else f"{config.gelu} GELU"
+    return f"{norm} epsilon {config.norm_epsilon:g}, {activation}"
+
+
+def _positions(config: "ViTConfig") -> str:
+    """The position embedding, and what becomes of it at another resolution."""
+    kind, in_attention = config.position_embedding, config.attention_positions
+    if kind == "none":
+        return kind
+    stored = config.position_table in ("learned", "learned_2d")
+    stored = stored or in_attention in ("relative", "relative_bias")
+    rule = f"resampled as {config.interpolation} does" if stored else "computed for any resolution"
+    return f"{kind}, {rule}"
 
 
 def _architecture(config: "ViTConfig") -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import keras_vit
 from keras_vit.weights.fetch import known
 from keras_vit.weights.formats import (
     FORMATS,
@@ -59,6 +60,12 @@ def test_families_examples_are_found_by_their_words():
 def test_pages_state_how_many_checkpoints_are_known(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert re.search(rf"\b{len(known.KNOWN)} (known |published |checkpoints|个已发布)", text)
+
+
+def test_pages_state_how_many_sizes_are_published():
+    count = len(keras_vit.list_variants())
+    for page, words in (("README.md", "published sizes"), ("CHANGELOG.md", "factories for the")):
+        assert f" {count} {words}" in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def test_fetching_states_how_many_are_of_each_source():

@@ -73,6 +73,29 @@ def test_info_of_a_keras_file(call, model, tmp_path):
     assert keras_vit.ViTConfig.from_dict(facts["config"]) == model.config
 
 
+@pytest.mark.parametrize(
+    ("kind", "positions", "numerics"),
+    [
+        ("paper", "learned, resampled as google does", "LayerNorm epsilon 1e-06, exact GELU"),
+        ("rope", "rope, computed for any resolution", "LayerNorm epsilon 1e-05, exact GELU"),
+        ("learned_rope", "learned+rope, resampled as google does", None),
+        ("relative_bias", "relative_bias, resampled as google does", None),
+        ("relative_mlp", "relative_mlp, computed for any resolution", None),
+        ("no_positions", "none", None),
+        ("swiglu", None, "LayerNorm epsilon 1e-06, SiLU"),
+        ("rms", None, "RMSNorm epsilon 1e-06, SiLU"),
+    ],
+)
+def test_info_says_what_positions_and_numerics_are(call, tmp_path, kind, positions, numerics):
+    path = tmp_path / "a.keras"
+    tiny_model(kind).save(path)
+    code, out, _ = call("info", path)
+    said = {line[:12].strip(): line[12:].strip() for line in out.splitlines()}
+    assert code == 0
+    assert positions in (None, said["positions"])
+    assert numerics in (None, said["numerics"])
+
+
 def test_info_describes_resizing_and_cropping():
     config = keras_vit.ViTConfig(image_size=224, crop_fraction=0.875, resize_method="bicubic")
     said = info.pixels(config)
