@@ -191,7 +191,6 @@ def _traits(config: "ViTConfig") -> dict[str, Any]:
     return {
         "LayerScale": config.layer_scale,
         "gated MLP (SwiGLU)": config.mlp == "swiglu",
-        "RMSNorm": config.norm == "rms",
         "norms after each sum": config.block_norm == "post",
         "norms after each branch": config.block_norm == "res_post",
         "norm before the blocks": config.embedding_norm,
