@@ -64,8 +64,11 @@ TOWER_FIELDS = (
 
 def read_clip(header: Header) -> Reading:
     """The config: from shapes, then from `config.json`."""
+    tower = _tower(
+        header.config
+    )  # first: it refuses other models by name, such as SigLIP 2's NaFlex
     width, channels, ph, pw = header.shape("embeddings.patch_embedding.weight", 4)
-    stated = huggingface_config.stated_fields(_tower(header.config), header.pixels, channels)
+    stated = huggingface_config.stated_fields(tower, header.pixels, channels)
     assumed = header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)
     clip = "embeddings.class_embedding" in header.shapes
     rows = header.shape("embeddings.position_embedding.weight", 2)[0]

@@ -121,6 +121,18 @@ def test_siglip_other_model_types_are_refused(tmp_path, config):
 
 
 @pytest.mark.backend_free
+def test_siglip_naflex_is_refused_by_name(tmp_path):
+    """Its patches are embedded by a Dense layer, so that no array is a convolution's kernel."""
+    source, folder = saved(tmp_path, "SiglipVisionModel")
+    arrays = sources.state(source)
+    name = next(name for name in arrays if name.endswith("patch_embedding.weight"))
+    arrays[name] = arrays[name].reshape(len(arrays[name]), -1)
+    other = sources.save(tmp_path / "naflex", arrays, {"model_type": "siglip2_vision_model"})
+    with pytest.raises(ValueError, match="Received: model_type='siglip2_vision_model'"):
+        keras_vit.from_pretrained(other)
+
+
+@pytest.mark.backend_free
 def test_siglip_arrays_that_are_unknown_are_refused(tmp_path):
     source, folder = saved(tmp_path, "SiglipVisionModel")
     config = json.loads((folder / "config.json").read_text())
