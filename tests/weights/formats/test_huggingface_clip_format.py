@@ -107,9 +107,8 @@ def test_siglip_prefix_of_older_files_and_defaults_that_a_config_omits(tmp_path)
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_type": "siglip2"},
-        {"model_type": "siglip2_vision_model"},
-        {"model_type": "siglip", "vision_config": {"model_type": "siglip2_vision_model"}},
+        {"model_type": "siglip2_text_model"},
+        {"model_type": "siglip", "vision_config": {"model_type": "blip_2_vision_model"}},
         {"model_type": ["siglip"]},
     ],
 )
