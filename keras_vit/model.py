@@ -177,23 +177,7 @@ class ViT(keras.Model):
         >>> model = keras_vit.vit_b16(num_classes=10).resized(384)
         """
         old = self.config
-        config = old.replace(
-            image_size=image_size,
-            patch_size=patch_size or old.patch_size,
-            interpolation=interpolation or old.interpolation,
-        )
-        if (old.patch_norm or old.stem) and config.patch_size != old.patch_size:
-            raise ValueError(
-                f"patch_size must be {old.patch_size} for a model with patch_norm or a stem, whose "
-                f"patches cannot be resized. Received: patch_size={patch_size!r}"
-            )
-        for layer in self._flatten_layers():
-            if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
-                raise ValueError(
-                    "resized must be called on a model without LoRA and quantization: save it and "
-                    "load it again to merge LoRA, and quantize after resizing. "
-                    f"Received: layer {layer.path!r}"
-                )
+        config = resized_config(self, image_size, patch_size, interpolation)
         with deferred() as weights:
             model = ViT(config, name=self.name, dtype=self.dtype_policy, trainable=self.trainable)
         composite.set_trainable_parts(model, composite.trainable_parts(self))
@@ -271,6 +255,34 @@ class ViT(keras.Model):
         model = cls(**config)
         composite.set_trainable_parts(model, parts)
         return model
+
+
+def resized_config(
+    model: ViT,
+    image_size: int | tuple[int, int],
+    patch_size: int | tuple[int, int] | None = None,
+    interpolation: str | None = None,
+) -> ViTConfig:
+    """The config of `model.resized`, or the error that says why the model cannot be resized."""
+    old = model.config
+    config = old.replace(
+        image_size=image_size,
+        patch_size=patch_size or old.patch_size,
+        interpolation=interpolation or old.interpolation,
+    )
+    if (old.patch_norm or old.stem) and config.patch_size != old.patch_size:
+        raise ValueError(
+            f"patch_size must be {old.patch_size} for a model with patch_norm or a stem, whose "
+            f"patches cannot be resized. Received: patch_size={patch_size!r}"
+        )
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+            raise ValueError(
+                "resized must be called on a model without LoRA and quantization: save it and "
+                "load it again to merge LoRA, and quantize after resizing. "
+                f"Received: layer {layer.path!r}"
+            )
+    return config
 
 
 def head_logits(model: ViT, features: Any) -> Any:

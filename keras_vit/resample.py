@@ -296,6 +296,33 @@ def resized_weight(
     return value
 
 
+def resizing_matrix(
+    path: str, shape: tuple[int, ...], old: "ViTConfig", new: "ViTConfig"
+) -> NDArray[np.float64] | None:
+    """The matrix by which `resized_weight` multiplies a weight, or None if it leaves it alone.
+
+    Resizing is linear, so the matrix is what becomes of the identity. With it, a weight of another
+    size can be computed from the trained one inside a training step.
+
+    Args:
+        path: The weight's path.
+        shape: Its shape in the config `old`.
+        old: The config of the weight.
+        new: The same with another image size or patch size.
+
+    Returns:
+        `(P'^2, P^2)` for a patch kernel `(P, P, C, D)`, `(rows', rows)` for a table `(rows, ...)`.
+    """
+    kernel = path == "patches/projection/kernel"
+    if not kernel and not {"position_embedding", "relative_positions"} & set(path.split("/")):
+        return None
+    lines = shape[:2] if kernel else shape[:1]
+    between = (1,) * (len(shape) - len(lines) - 1)
+    count = math.prod(lines)
+    identity = np.eye(count).reshape(*lines, *between, count)
+    return resized_weight(path, identity, old, new).reshape(-1, count)
+
+
 def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:
     """Keys' convolution kernel (1981) at distances `x >= 0`."""
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0

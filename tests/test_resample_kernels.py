@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from keras_vit.resample import matrix, resample_kernel
+from keras_vit import ViTConfig
+from keras_vit.resample import matrix, resample_kernel, resized_weight, resizing_matrix
 
 pytestmark = [pytest.mark.backend_free, pytest.mark.usefixtures("torchvision")]
 
@@ -41,3 +42,28 @@ def test_kernel_gives_enlarged_patches_the_same_tokens():
     new = np.tensordot(larger, resample_kernel(kernel, (9, 16), rule), 3)
     np.testing.assert_allclose(new, token, atol=1e-10)
     np.testing.assert_array_equal(resample_kernel(kernel, (6, 5), rule).shape, kernel.shape)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("patches/projection/kernel", (8, 12, 3, 5)),
+        ("position_embedding/table", (1 + 6, 5)),
+        ("position_embedding/rows", (3, 5)),
+        ("position_embedding/columns", (2, 5)),
+        ("position_embedding/class_row", (1, 5)),
+        ("encoder_block_0/attention/relative_positions/table", (5 * 3 + 3, 2)),
+        ("encoder_block_0/attention/relative_positions/keys", (2 * 7 - 1, 2, 4)),
+    ],
+)
+def test_resizing_matrix_resizes_as_the_weight_is(path, shape):
+    old = ViTConfig(image_size=24, patch_size=(8, 12), interpolation="flexivit")
+    new = old.replace(patch_size=(4, 6))
+    weight = np.random.default_rng(0).standard_normal(shape)
+    expected = resized_weight(path, weight, old, new)
+    assert expected.shape != shape or path.endswith("class_row")
+    product = resizing_matrix(path, shape, old, new)
+    product = (product @ weight.reshape(product.shape[1], -1)).reshape(expected.shape)
+    np.testing.assert_allclose(product, expected, atol=1e-12)
+    assert resizing_matrix("patches/projection/bias", (5,), old, new) is None
+    assert resizing_matrix("encoder_block_0/mlp/dense_1/kernel", (5, 9), old, new) is None

@@ -5,6 +5,7 @@
     recipe.py          what a recipe is; recipe_files.py loads one, build.py makes its model
     fit.py             a recipe as plain Keras: builds, compiles, fits, leaves a run folder
     evaluation.py      accuracy of a model or a run; few_shot.py is the linear evaluation
+    flexivit.py        a random patch size for each batch
     data/              where images come from, their order, batches
     augment/           what is done to training images
     optim/             optimizers, schedules, layer-wise decay
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from keras_vit.train.evaluation import evaluate
     from keras_vit.train.few_shot import evaluate_few_shot
     from keras_vit.train.fit import train
+    from keras_vit.train.flexivit import FlexiViT
     from keras_vit.train.optim.layer_decay import layer_factors, with_layer_factors
     from keras_vit.train.optim.muon import Muon
     from keras_vit.train.optim.optimizer import decays, make_optimizer
@@ -41,6 +43,7 @@ __all__ = [
     "Augment",
     "Checkpoint",
     "Data",
+    "FlexiViT",
     "Muon",
     "Recipe",
     "augment_image",
@@ -67,6 +70,7 @@ _LATER = {
     "Augment": "recipe",
     "Checkpoint": "checkpoint.checkpoint",
     "Data": "recipe",
+    "FlexiViT": "flexivit",
     "Muon": "optim.muon",
     "Recipe": "recipe",
     "augment_image": "augment.image",

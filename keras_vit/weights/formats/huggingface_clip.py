@@ -1,18 +1,24 @@
-"""Image towers of transformers' CLIP and SigLIP, and of SigLIP 2 at a fixed resolution.
+"""Image towers of transformers' CLIP, SigLIP and SigLIP 2.
 
 A checkpoint holds the tower alone, or a whole model of images and text, of which only the tower is
 loaded. CLIP's reads its class token after the last LayerNorm, and projects it if the checkpoint has
 the projection, which becomes the head. SigLIP's last LayerNorm is followed by attention pooling. A
 classifier of either kind averages the patch tokens instead; that of CLIP does so without the last
 LayerNorm. `config.json` states GELU and epsilon; on the Hub it often omits defaults.
+
+SigLIP 2 at a fixed resolution is a SigLIP. The other, `siglip2`, takes images of any size in one
+batch (NaFlex): it projects flat patches by a matrix, and resamples its table for each image. A
+`ViT` has one size, the square of the table's patches if none is passed.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import huggingface_config
+from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.open_clip import TOKEN
 from keras_vit.weights.formats.table import (
     PLAIN,
@@ -53,9 +59,18 @@ DEFAULTS = {
         "layer_norm_eps": 1e-6,
         "image_size": 224,
     },
+    "siglip2_vision_model": {
+        "num_attention_heads": 12,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+        "patch_size": 16,
+        "num_channels": 3,
+    },
 }
 WHOLE = {kind.removesuffix("_vision_model"): kind for kind in DEFAULTS}
 BLOCK = "encoder.layers.0"
+KERNEL = "embeddings.patch_embedding.weight"
+FLAT = Layout("h w c d -> d (h w c)")
 TOWER_FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("hidden_act", "layer_norm_eps", "image_size", "patch_size", "num_channels"),
@@ -64,11 +79,15 @@ TOWER_FIELDS = (
 
 def read_clip(header: Header) -> Reading:
     """The config: from shapes, then from `config.json`."""
-    tower = _tower(
-        header.config
-    )  # first: it refuses other models by name, such as SigLIP 2's NaFlex
-    width, channels, ph, pw = header.shape("embeddings.patch_embedding.weight", 4)
-    stated = huggingface_config.stated_fields(tower, header.pixels, channels)
+    tower = _tower(header.config)
+    flat = len(header.shapes.get(KERNEL, ())) == 2
+    if "model_type" in tower:
+        flat = tower["model_type"] == "siglip2_vision_model"
+    width, channels, ph, pw = _flat_kernel(header, tower) if flat else header.shape(KERNEL, 4)
+    known = {name: value for name, value in tower.items() if name != "model_type"}
+    stated = huggingface_config.stated_fields(known, header.pixels, channels)
+    if flat:
+        stated.pop("image_size", None)  # it has none: the table is a square
     assumed = header.unstated(("num_heads", "gelu", "norm_epsilon"), stated)
     clip = "embeddings.class_embedding" in header.shapes
     rows = header.shape("embeddings.position_embedding.weight", 2)[0]
@@ -101,10 +120,24 @@ def read_clip(header: Header) -> Reading:
         "pooling_mlp_dim": None if pooled_hidden == hidden else pooled_hidden,
         "num_classes": classes or projected,
         "head_bias": None if projected else 0.0,
-        "interpolation": "huggingface",
+        "interpolation": "flexivit" if flat else "huggingface",
     }
-    style = {"head": "visual_projection" if projected else "classifier"}
+    style = {"head": "visual_projection" if projected else "classifier", "flat": flat}
     return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
+
+
+def _flat_kernel(header: Header, tower: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """The shape `(D, C, P, P)` of a projection of flat patches."""
+    width, pixels = header.shape(KERNEL, 2)
+    channels = tower.get("num_channels", 3)
+    side = math.isqrt(pixels // channels) if type(channels) is int and channels > 0 else 0
+    patch = tower.get("patch_size", side)
+    if side == 0 or pixels != side * side * channels or patch != side:
+        raise ValueError(
+            f"patch_size and num_channels in config.json must be those of {KERNEL!r}, which "
+            f"projects {pixels} pixels. Received: patch_size={patch!r}, num_channels={channels!r}"
+        )
+    return width, channels, side, side
 
 
 def _tower(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,14 +154,18 @@ def _tower(config: Mapping[str, Any]) -> dict[str, Any]:
             f"model_type in config.json must be one of {', '.join((*WHOLE, *DEFAULTS))}. "
             f"Received: model_type={kind!r}"
         )
-    fields = {**DEFAULTS[kind], **tower, "id2label": config.get("id2label")}
-    del fields["model_type"]
-    return fields
+    return {**DEFAULTS[kind], **tower, "id2label": config.get("id2label")}
 
 
-def clip_rows(config: ViTConfig, head: str = "classifier") -> Iterator[Pair]:
-    """The table of names. `head` is that of the last Linear."""
-    patches = ("embeddings.patch_embedding", "patches/projection", CONV)
+def clip_rows(config: ViTConfig, head: str = "classifier", flat: bool = False) -> Iterator[Pair]:
+    """The table of names.
+
+    Args:
+        config: The config.
+        head: The name of the last Linear.
+        flat: Whether a matrix projects flat patches, as in NaFlex.
+    """
+    patches = ("embeddings.patch_embedding", "patches/projection", FLAT if flat else CONV)
     yield from linear(*patches, bias=config.patch_bias)
     if config.class_token:
         yield Pair("embeddings.class_embedding", ("class_token/tokens",), TOKEN)

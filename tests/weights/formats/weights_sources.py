@@ -170,7 +170,8 @@ def torchvision_vit(seed=0, **fields):
 def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
     import transformers
 
-    pairs = ("CLIP", "MetaClip2", "ChineseCLIP", "AltCLIP", "Siglip")  # of images and text
+    # Of images and text.
+    pairs = ("CLIP", "MetaClip2", "ChineseCLIP", "AltCLIP", "Siglip2", "Siglip")
     families = (*pairs, "Dinov2WithRegisters", "Dinov2", "IJepa", "ViTMAE", "DeiT", "ViT")
     family = next(family for family in families if kind.startswith(family))
     words = (
@@ -178,19 +179,22 @@ def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
         " num_labels"
     )
     arguments = tiny_arguments(words, {"attn_implementation": "eager"} | fields)
+    if family == "Siglip2":
+        arguments["num_patches"] = (arguments.pop("image_size") // arguments["patch_size"]) ** 2
     if family in pairs:
         towers = {k: arguments.pop(k) for k in ("num_labels", "attn_implementation")}
         config = getattr(transformers, f"{family}VisionConfig")(**arguments)
         if not kind.startswith(f"{family}VisionModel"):
             sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
             text = {k: arguments[k] for k in sizes} | {"vocab_size": 9}
-            if family != "Siglip":
+            siglip = family.startswith("Siglip")
+            if not siglip:
                 text |= {"projection_dim": 6}
             config = getattr(transformers, f"{family}Config")(
                 text_config=text,
                 vision_config=arguments,
                 num_labels=towers["num_labels"],
-                **({} if family == "Siglip" else {"projection_dim": 6}),
+                **({} if siglip else {"projection_dim": 6}),
             )
         return randomize(getattr(transformers, kind)(config), seed)
     config = getattr(transformers, f"{family}Config")(**arguments)
