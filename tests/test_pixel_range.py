@@ -29,6 +29,11 @@ def model(contract="half"):
 
 
 @functools.cache
+def attention_pooled():
+    return tiny_model("map", depth=1)
+
+
+@functools.cache
 def pixels():
     return np.random.default_rng(0).integers(0, 256, (4, *model().config.input_shape), "uint8")
 
@@ -152,6 +157,7 @@ ENTRIES = {
             "attention_rollout class_token_maps grad_cam patch_pca region_similarity rollout_map"
         ).split()
     },
+    "explain pooling_map": lambda x: explain.pooling_map(attention_pooled(), x),
 }
 
 

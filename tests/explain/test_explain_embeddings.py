@@ -36,7 +36,7 @@ def test_position_similarity_is_a_cosine(kind, policy):
 
 @pytest.mark.only_on("tensorflow")  # compares bits
 def test_position_similarity_without_positions_and_of_zeros():
-    with pytest.raises(ValueError, match="model must have position embeddings.*'none'"):
+    with pytest.raises(ValueError, match="model must add position embeddings.*'none'"):
         explain.position_similarity(case("no_positions")[0])
     model = tiny_model("paper")
     table = model.get_layer("position_embedding").table
