@@ -93,6 +93,8 @@ def make_plan(
     about = {k: v for k, v in given.items() if k in ABOUT_SOURCE}
     shown = {name: reading.fields.get(name, getattr(ViTConfig, name)) for name in SHOWN}
     wrong = [name for name in SHOWN if name in stated and _plain(stated[name]) != shown[name]]
+    if shown["stem"] is None and "stem_width" in wrong:  # nothing is as wide
+        wrong.remove("stem_width")
     believed = {name: value for name, value in stated.items() if name not in wrong}
     source = _source(reading, {**believed, **about})
     target, new_head = adapt.target_config(source, given)

@@ -31,8 +31,17 @@ BEYOND = {
     "num_registers": 4294967295,
     "representation_size": 2**35,
     "num_classes": 2**40,
+    "relative_mlp_dim": 2**33,
+    "pooling_heads": 2**31,
+    "pooling_mlp_dim": 2**31,
+    "rope_grid": 2**30,
+    "rope_base": 10**40,
+    "rope_offset": 2**30,
 }
 """Numbers beyond the limits of `ViTConfig`."""
+
+TALL = {"image_size": [2**16 - 8, 8]}
+"""8,191 patches, whose pairs are as many as `MAX_TOKEN_PAIRS` allows."""
 
 WITHIN = {
     "image_size": ({"image_size": 8000}, "position_embedding/table|a table of 7 rows"),
@@ -51,6 +60,27 @@ WITHIN = {
     "num_registers": ({"num_registers": 2**20}, "registers/tokens|num_registers=1048576"),
     "representation_size": ({"representation_size": 2**20}, r"pre_logits[./]"),
     "num_classes": ({"num_classes": 2**24}, "head/kernel|num_classes=16777216"),
+    "stem_width with stages": (
+        {"stem": "resnet", "stem_depths": [1], "stem_width": 2**18},
+        "stem/root_conv|stem='resnet'",
+    ),
+    "relative": ({**TALL, "position_embedding": "relative"}, "relative_positions/keys|7 rows"),
+    "relative_bias": (
+        {**TALL, "position_embedding": "relative_bias"},
+        "relative_positions/table|7 rows",
+    ),
+    "relative_mlp_dim": (
+        {**TALL, "position_embedding": "relative_mlp", "relative_mlp_dim": 2**20},
+        "relative_positions/hidden_kernel|7 rows",
+    ),
+    "rope_mixed": (
+        {**TALL, "position_embedding": "rope_mixed", "head_dim": 2**15},
+        r"rotary/frequencies|7 rows|attention/query/kernel|attn\.qkv",
+    ),
+    "pooling_mlp_dim": (
+        {"pooling": "map", "pooling_heads": 1, "pooling_mlp_dim": 2**20},
+        r"pooling/mlp/dense_1|attn_pool|pooling/",
+    ),
 }
 """Numbers within the limits that contradict the arrays: fields, and what the error names."""
 
@@ -210,6 +240,14 @@ def test_keras_file_that_is_damaged_is_refused(saved, tmp_path):
         (
             {"image_size": 2**14, "head_dim": 512, "position_embedding": "rope"},
             "image_size must have at most 268435456 / head_dim=512 patches",
+        ),
+        (
+            {"image_size": 2048, "position_embedding": "relative_bias"},
+            "image_size must have at most 67108864 pairs of tokens",
+        ),
+        (
+            {"image_size": 16, "position_embedding": "relative", "num_registers": 2**14},
+            "image_size must have at most 67108864 pairs of tokens",
         ),
     ],
 )

@@ -53,6 +53,26 @@ CANNOT = [
     ("torchvision", STEM, "stem must be None"),
     ("vit_pytorch", STEM, "stem must be None"),
     ("vit_pytorch", {}, "qkv_bias must be False"),
+    (
+        "timm",
+        {"mlp": "swiglu", "class_token": False, "pooling": "map"},
+        "mlp must be 'mlp' for pooling='map'",
+    ),
+    (
+        "timm",
+        {"distillation_token": True, "pooling": "token_pair", "num_classes": 0},
+        "num_classes must be greater than 0 with a distillation token",
+    ),
+    (
+        "big_vision",
+        {"gelu": "tanh", "position_class_row": False, "image_size": (40, 16)},
+        "read as a square and a class token",
+    ),
+    (
+        "huggingface_clip",
+        {"class_token": False, "pooling": "mean", "head_bias": None},
+        "head_bias must be a number",
+    ),
 ]
 
 

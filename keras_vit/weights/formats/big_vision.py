@@ -5,6 +5,7 @@ table, except in old files: big_vision adds that row to the token when it loads 
 the same sum as concatenating first.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,6 +51,13 @@ def read_big_vision(header: Header) -> Reading:
     return Reading(fields, style, assumed=tuple(header.unstated(unstated, {})))
 
 
+def _row_is_told(config: ViTConfig) -> bool:
+    """Whether a table without a row for the class token is not read as a square with one."""
+    rows, columns = config.grid
+    squares = rows == columns or math.isqrt(rows * columns - 1) ** 2 != rows * columns - 1
+    return squares or not config.class_token or config.position_table != "learned"
+
+
 def _pooling_fields(header: Header, prefix: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of attention pooling. Its heads and its MLP are the encoder's, but in a fork."""
     heads = header.shape(f"{prefix}{NAMES['attention']}/query/kernel", 3)[1]
@@ -93,6 +101,11 @@ BIG_VISION = Format(
         ),
         POOLING_SIZES,
         *google.FLAX_LIMITS,
+        Limit(
+            _row_is_told,
+            "image_size must not have a grid of {0.grid}: it would be read as a square and a class "
+            "token",
+        ),
     ),
     suffix=".npz",
 )

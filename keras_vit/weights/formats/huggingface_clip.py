@@ -252,6 +252,10 @@ HUGGINGFACE_CLIP = Format(
             "pooling must be 'mean' if there is a head: transformers' classifier averages tokens",
         ),
         Limit(
+            lambda c: not c.num_classes or c.head_bias is not None,
+            "head_bias must be a number: transformers' classifier has a bias",
+        ),
+        Limit(
             lambda c: c.image_size[0] == c.image_size[1] and c.patch_size[0] == c.patch_size[1],
             "image_size and patch_size must be squares, they are {0.image_size} and {0.patch_size}",
         ),

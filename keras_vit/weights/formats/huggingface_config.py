@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
+from keras_vit.config_rules import is_int
 from keras_vit.weights.formats.table import per_channel
 
 # Model types with a plain ViT as encoder, and the defaults of epsilon and image size.
@@ -97,16 +98,18 @@ def _pixels(pixels: Mapping[str, Any], channels: int) -> dict[str, Any]:
     if pixels.get("resample") in RESAMPLE:
         fields["resize_method"] = RESAMPLE[pixels["resample"]]
     if pixels.get("do_center_crop"):
-        size, crop = _height(pixels.get("size")), _height(pixels.get("crop_size"))
+        size, crop = _side(pixels.get("size")), _side(pixels.get("crop_size"))
         if size and crop and crop <= size:
             fields["crop_fraction"] = crop / size
     return fields
 
 
-def _height(size: Any) -> int | None:
+def _side(size: Any) -> int | None:
+    """The shortest side."""
     if isinstance(size, Mapping):
-        size = size.get("height", size.get("shortest_edge"))
-    return size if isinstance(size, int) else None
+        sides = (size.get("height"), size.get("width"))
+        size = min(sides) if all(map(is_int, sides)) else size.get("shortest_edge")
+    return size if is_int(size) else None
 
 
 def config_json(config: ViTConfig) -> dict[str, Any]:

@@ -131,6 +131,8 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         assumed -= {"num_heads"}
     heads = header.heads(width, stated.pop("num_heads", None))
     _check_block_norm(header)
+    if "architecture" not in header.config and not _shows_block_norm(header):
+        assumed |= header.unstated(("block_norm",), stated)
     pooling = _pooling_fields(header, hidden)
     rms = "blocks.0.norm1.bias" not in header.shapes
     if rms and "architecture" not in header.config:
@@ -180,8 +182,8 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     for name in ("pixel_mean", "pixel_std"):
         if isinstance(stated.get(name), tuple) and len(stated[name]) != channels:
             del stated[name]
-    # Attention may pool the tokens before the patches too, which no array shows.
-    if (not token and not registers) if pooling else averaged:
+    # Tokens before the patches may be pooled, or left out, or be what is read: no array shows it.
+    if not token and not registers:
         assumed -= {"pooling"}
     return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
 
@@ -261,14 +263,21 @@ def _check_size_is_known(header: Header, stated: Mapping[str, Any], shown: Any) 
         )
 
 
+def _shows_block_norm(header: Header) -> bool:
+    """Whether there are parts that no model has whose LayerNorms follow each branch."""
+    parts = ("ls1.gamma", "gamma_1", "attn.relative_position_bias_table")
+    return any(f"blocks.0.{name}" in header.shapes for name in parts)
+
+
 def _check_block_norm(header: Header) -> None:
     """Refuses a model that may have its LayerNorms after each branch, under the same names."""
-    plain = ("attn.q_norm.weight", "ls1.gamma", "gamma_1", "attn.relative_position_bias_table")
+    plain = ("attn.q_norm.weight",)
     # With timm's own relative positions there are biases in either case.
     if not header.has(r"(blocks\.0\.attn\.|shared_)rel_pos\."):
         plain += ("attn.qkv.bias",)
     known = "architecture" in header.config or "block_norm" in header.given
-    if not known and not any(f"blocks.0.{name}" in header.shapes for name in plain):
+    shown = _shows_block_norm(header) or any(f"blocks.0.{n}" in header.shapes for n in plain)
+    if not known and not shown:
         raise ValueError(
             "source must state where its LayerNorms are: most of timm's models without query, key "
             "and value biases, q/k norm and LayerScale have them after each branch. Pass "
@@ -456,6 +465,14 @@ TIMM = Format(
         Limit(
             lambda c: (c.mlp, c.block_norm) == ("mlp", "pre") or c.norm_epsilon == 1e-6,
             "norm_epsilon must be 1e-06 for mlp={0.mlp!r} and block_norm={0.block_norm!r}",
+        ),
+        Limit(
+            lambda c: c.mlp == "mlp" or not c.attention_pooling,
+            "mlp must be 'mlp' for pooling={0.pooling!r}, whose own MLP would be twice as large",
+        ),
+        Limit(
+            lambda c: not c.distillation_token or c.num_classes > 0,
+            "num_classes must be greater than 0 with a distillation token: timm averages features",
         ),
         Limit(
             lambda c: c.mlp == "mlp" or c.block_norm == "pre",

@@ -139,8 +139,8 @@ def big_vision(params, images):
     cls = params.get("cls")
     table = params.get("pos_embedding")
     if table is None:
-        side = int(height**0.5)
-        table = _sincos(side, side, width)
+        sides = zip(images.shape[1:3], params["embedding/kernel"].shape[:2], strict=True)
+        table = _sincos(*(side // patch for side, patch in sides), width)
     elif table.shape[1] == height + 1:
         cls, table = cls + table[:, :1], table[:, 1:]
     x = x + table

@@ -159,8 +159,10 @@ def test_beit_raw_files_have_an_index_and_a_head_of_pretraining(tmp_path):
     assert_same_logits(path, source, num_heads=5)
     found = inspect(path, num_heads=5)
     assert found.format == "beit" and set(found.dropped) == set(more)
-    assert found.config.image_size == (24, 24) and found.assumed == {"gelu": "exact"} | {
-        "norm_epsilon": 1e-6
+    assert found.config.image_size == (24, 24) and found.assumed == {
+        "gelu": "exact",
+        "norm_epsilon": 1e-6,
+        "pooling": "mean",
     }
 
 

@@ -379,16 +379,31 @@ def test_timm_eva_without_rotary_positions_equals_source(tmp_path, kind):
 def test_timm_assumptions_are_reported(tmp_path, caplog):
     path = bare(tmp_path, sources.state(sources.timm_vit(embed_dim=64, num_heads=1)))
     assumed = {"gelu": "exact", "norm_epsilon": 1e-6, "num_heads": 1, "pooling": "token"}
+    assumed |= {"block_norm": "pre"}  # a ResPostBlock has the same arrays
     assert inspect(path, position_embedding="learned").assumed == assumed
     assert inspect(path).assumed == assumed | {"position_embedding": "learned"}
     keras_vit.from_pretrained(path)
-    assert "Assumed: gelu='exact', norm_epsilon=1e-06, num_heads=1, pooling='token'" in caplog.text
+    assert "Assumed: block_norm='pre', gelu='exact', norm_epsilon=1e-06, num_heads=1" in caplog.text
     stated = {"gelu": "tanh", "norm_epsilon": 1e-5, "num_heads": 2, "pooling": "mean"}
-    stated["position_embedding"] = "learned"
+    stated |= {"position_embedding": "learned", "block_norm": "pre"}
     assert inspect(path, **stated).assumed == {}
     config = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 5}}
     folder = sources.save(tmp_path / "folder", sources.state(sources.timm_vit()), config)
     assert inspect(folder).assumed == {}
+
+
+@pytest.mark.backend_free
+def test_timm_res_post_norm_with_biases_is_an_assumption(tmp_path):
+    """Its arrays are those of a plain ViT."""
+    from timm.models.vision_transformer import ResPostBlock
+
+    source = sources.timm_vit(block_fn=ResPostBlock)
+    path = bare(tmp_path, sources.state(source))
+    assert inspect(path, num_heads=5).assumed["block_norm"] == "pre"
+    wrong = {"block_norm": "pre"}
+    assert_same_logits(path, source, wrong, num_heads=5, block_norm="res_post")
+    scaled = bare(tmp_path, sources.state(sources.timm_vit(init_values=0.1)), "scaled.safetensors")
+    assert "block_norm" not in inspect(scaled, num_heads=5).assumed
 
 
 def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
@@ -404,7 +419,7 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
 @pytest.mark.backend_free
 def test_timm_attention_pooling_of_prefix_tokens_is_an_assumption(tmp_path):
     """No array shows whether it reads the class token too."""
-    fields = {"num_heads": 5, "gelu": "exact", "norm_epsilon": 1e-6}
+    fields = {"num_heads": 5, "gelu": "exact", "norm_epsilon": 1e-6, "block_norm": "pre"}
     fields["position_embedding"] = "learned"
     arrays = sources.state(sources.timm_vit(global_pool="map"))
     path = bare(tmp_path, arrays)
