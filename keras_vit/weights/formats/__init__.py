@@ -9,6 +9,7 @@ from keras_vit.weights.formats.big_vision import BIG_VISION
 from keras_vit.weights.formats.dinov3 import DINOV3
 from keras_vit.weights.formats.google import GOOGLE
 from keras_vit.weights.formats.huggingface import HUGGINGFACE
+from keras_vit.weights.formats.huggingface_aimv2 import HUGGINGFACE_AIMV2
 from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
 from keras_vit.weights.formats.huggingface_dinov3 import HUGGINGFACE_DINOV3
 from keras_vit.weights.formats.open_clip import OPEN_CLIP
@@ -28,6 +29,7 @@ FORMATS = {
         TORCHVISION,
         HUGGINGFACE,
         HUGGINGFACE_CLIP,
+        HUGGINGFACE_AIMV2,
         HUGGINGFACE_DINOV3,
         OPEN_CLIP,
         VIT_PYTORCH,

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import weights_sources as sources
-from weights_sources import assert_same_logits, images, logits
+from weights_sources import assert_same_logits, flat_output, images, logits
 
 import keras_vit
 from keras_vit.weights.load import inspect
@@ -23,28 +23,6 @@ def saved(tmp_path, kind, **fields):
     source = sources.huggingface_vit(kind.split(",")[0], **fields)
     source.save_pretrained(tmp_path / "source")
     return source, tmp_path / "source"
-
-
-def flat_output(source):
-    """From images to what transformers returns: logits, or what attention pools."""
-
-    def run(batch, patch=8):
-        import torch
-        from transformers.models.siglip2.image_processing_siglip2 import convert_image_to_patches
-
-        function = getattr(source, "get_image_features", source)
-        pictures = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
-        flat = torch.stack([convert_image_to_patches(picture, patch) for picture in pictures])
-        grid = [[side // patch for side in batch.shape[1:3]]] * len(batch)
-        with torch.no_grad():
-            out = function(
-                pixel_values=flat,
-                pixel_attention_mask=torch.ones(flat.shape[:2], dtype=torch.int32),
-                spatial_shapes=torch.tensor(grid),
-            )
-        return (out.logits if hasattr(out, "logits") else out.pooler_output).numpy()
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,13 @@ def answer(module, batch):
     """The model's output: logits, pooled features, or the last class token."""
     import torch
 
+    if type(module).__name__.startswith("Siglip2"):
+        return sources.flat_output(module)(batch)
+    if type(module).__name__ == "Cosmos3EdgeVisionModel":  # SigLIP 2's, in blocks of 2 x 2 patches
+        (flat,), side = sources.flat_patches(batch, 8), batch.shape[1] // 8
+        order = np.arange(side**2).reshape(side // 2, 2, side // 2, 2).swapaxes(1, 2).ravel()
+        tokens = module(flat[order], grid_thw=torch.tensor([[1, side, side]])).last_hidden_state
+        return tokens.mean(0, keepdim=True).detach().numpy()
     pixels = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
     trunks = ("vit", "deit", "beit")
     trunk = next((getattr(module, n) for n in trunks if hasattr(module, n)), module)

@@ -83,6 +83,38 @@ def torch_logits(module, batch, **arguments):
     return getattr(out, "logits", out).numpy()
 
 
+def flat_patches(batch, patch):
+    """The patches of images as transformers flattens them for SigLIP 2."""
+    import torch
+    from transformers.models.siglip2.image_processing_siglip2 import convert_image_to_patches
+
+    pictures = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
+    return torch.stack([convert_image_to_patches(picture, patch) for picture in pictures])
+
+
+def flat_output(source, patch=8):
+    """From images to what a SigLIP 2 of transformers returns: logits, or what attention pools.
+
+    It takes flat patches and the grid of each image.
+    """
+
+    def run(batch):
+        import torch
+
+        function = getattr(source, "get_image_features", source)
+        flat = flat_patches(batch, patch)
+        grid = [[side // patch for side in batch.shape[1:3]]] * len(batch)
+        with torch.no_grad():
+            out = function(
+                pixel_values=flat,
+                pixel_attention_mask=torch.ones(flat.shape[:2], dtype=torch.int32),
+                spatial_shapes=torch.tensor(grid),
+            )
+        return (out.logits if hasattr(out, "logits") else out.pooler_output).numpy()
+
+    return run
+
+
 def logits(model, batch):
     """The logits of a `ViT`."""
     return keras.ops.convert_to_numpy(model(batch, training=False))
@@ -171,7 +203,7 @@ def huggingface_vit(kind="ViTForImageClassification", seed=0, **fields):
     import transformers
 
     # Of images and text.
-    pairs = ("CLIP", "MetaClip2", "ChineseCLIP", "AltCLIP", "Siglip2", "Siglip")
+    pairs = ("CLIP", "MetaClip2", "ChineseCLIP", "AltCLIP", "Siglip2", "Siglip", "Aimv2")
     families = (*pairs, "Dinov2WithRegisters", "Dinov2", "IJepa", "ViTMAE", "DeiT", "ViT")
     family = next(family for family in families if kind.startswith(family))
     words = (
