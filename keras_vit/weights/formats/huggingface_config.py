@@ -107,8 +107,10 @@ def _pixels(pixels: Mapping[str, Any], channels: int) -> dict[str, Any]:
 def _side(size: Any) -> int | None:
     """The shortest side."""
     if isinstance(size, Mapping):
-        sides = (size.get("height"), size.get("width"))
-        size = min(sides) if all(map(is_int, sides)) else size.get("shortest_edge")
+        height, width = size.get("height"), size.get("width")
+        if isinstance(height, int) and isinstance(width, int):
+            return min(height, width)
+        size = size.get("shortest_edge")
     return size if is_int(size) else None
 
 
