@@ -58,8 +58,9 @@ BASES = {
     "vit_pytorch mean": {**LUCID, **MEAN},
 }
 """Models that a format can express: its name first, and fields of `PLAIN`."""
+QUICK = ("timm", "huggingface", "google", "torchvision")
 FEW_AND_SLOW = [
-    pytest.param(base, marks=[pytest.mark.slow] if " " in base else []) for base in BASES
+    pytest.param(base, marks=[] if base in QUICK else [pytest.mark.slow]) for base in BASES
 ]
 
 ROPE = {
