@@ -296,6 +296,5 @@ def test_a_missing_limit_is_noticed(tmp_path, monkeypatch, format, fields):
     writable = {k: v for k, v in FORMATS[format].writable.items() if k not in fields}
     careless = dataclasses.replace(FORMATS[format], writable=writable)
     monkeypatch.setitem(FORMATS, format, careless)
-    with pytest.raises(Exception) as error:
-        assert not is_written(format, PLAIN.replace(**fields), tmp_path)
-    assert error.value
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        is_written(format, PLAIN.replace(**fields), tmp_path)
