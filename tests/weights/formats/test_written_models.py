@@ -58,8 +58,9 @@ BASES = {
     "vit_pytorch mean": {**LUCID, **MEAN},
 }
 """Models that a format can express: its name first, and fields of `PLAIN`."""
+QUICK = ("timm", "huggingface", "google", "torchvision")
 FEW_AND_SLOW = [
-    pytest.param(base, marks=[pytest.mark.slow] if " " in base else []) for base in BASES
+    pytest.param(base, marks=[] if base in QUICK else [pytest.mark.slow]) for base in BASES
 ]
 
 ROPE = {
@@ -295,6 +296,5 @@ def test_a_missing_limit_is_noticed(tmp_path, monkeypatch, format, fields):
     writable = {k: v for k, v in FORMATS[format].writable.items() if k not in fields}
     careless = dataclasses.replace(FORMATS[format], writable=writable)
     monkeypatch.setitem(FORMATS, format, careless)
-    with pytest.raises(Exception) as error:
-        assert not is_written(format, PLAIN.replace(**fields), tmp_path)
-    assert error.value
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        is_written(format, PLAIN.replace(**fields), tmp_path)
