@@ -13,6 +13,8 @@ from keras_vit import train
 from keras_vit.train.recipe import Recipe, override
 from training import demo
 
+pytestmark = pytest.mark.timeout(1200)  # a whole training, on a machine of any speed
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
