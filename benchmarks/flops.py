@@ -41,13 +41,26 @@ def _mlp(config):
 
 
 def _patches(config):
-    """Of the ResNet of a hybrid, and of the patch projection."""
-    stem, channels = _stem(config) if config.stem else (0, config.in_channels)
+    """Of the stem, and of the patch projection."""
+    channels = config.in_channels * config.patch_copies
+    count = {"resnet": _resnet_stem, "conv": _conv_stem}.get(config.stem)
+    stem, channels = count(config) if count else (0, channels)
     rows, columns = config.patch_kernel
     return stem + 2 * config.num_patches * rows * columns * channels * config.width
 
 
-def _stem(config):
+def _conv_stem(config):
+    """Of a stem of convolutions, and the channels of its feature map."""
+    (height, width), channels, total = config.image_size, config.in_channels, 0
+    for stage, depth in enumerate(config.stem_stages):
+        height, width, filters = height // 2, width // 2, config.stem_width * 2**stage
+        for _ in range(depth):
+            total += 2 * height * width * 3 * 3 * channels * filters
+            channels = filters
+    return total, channels
+
+
+def _resnet_stem(config):
     """Of a hybrid's ResNet, and the channels of its feature map."""
     height, width = (-(-side // 2) for side in config.image_size)
     channels = config.stem_width

@@ -34,7 +34,7 @@ def main():
     table = Table(*COLUMNS[:2], box=box.SIMPLE, pad_edge=False)
     for column in COLUMNS[2:]:
         table.add_column(column, justify="right")
-    for run in options.runs or [pathlib.Path("runs/cifar10"), pathlib.Path("runs/fashion")]:
+    for run in options.runs or [pathlib.Path("runs/cifar10_plain"), pathlib.Path("runs/fashion")]:
         for row in rows(run, options.calibration, options.images, options.rounds):
             table.add_row(*row)
         table.add_section()

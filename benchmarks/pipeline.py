@@ -92,6 +92,9 @@ def _tensorflow(jpegs):
         mixup=MIXUP,
     )
 
+    options = {"augmentations_per_image": LAYERS, "magnitude": MAGNITUDE / 10}
+    named = Augment(crop="inception", flip=True, keras_cv=("RandAugment", options))
+
     def batches(per_image, per_batch=None):
         def image(number, encoded):
             return augment_image(encoded, config, per_image, tf.stack([0, number]))
@@ -124,10 +127,10 @@ def _tensorflow(jpegs):
         return batches(crop, per_batch)
 
     def keras_cv():
-        # Imported here: it prints, and may not be installed.
+        # Imported here, because it prints.
         from keras_cv.layers import RandAugment
 
-        return layer_then_mixed(RandAugment((0, 255), LAYERS, magnitude=MAGNITUDE / 10))
+        return layer_then_mixed(RandAugment((0, 255), **options))
 
     def keras_own():
         return layer_then_mixed(keras.layers.RandAugment((0, 255), LAYERS, MAGNITUDE / 10))
@@ -137,6 +140,7 @@ def _tensorflow(jpegs):
         ("keras_vit", "crop, flip"): lambda: batches(crop),
         ("keras_vit", "crop, flip, RandAugment"): lambda: batches(rand),
         ("keras_cv's RandAugment", WHOLE): keras_cv,
+        ("keras_vit, augment.keras_cv", WHOLE): lambda: batches(named, mixed),
         ("Keras' RandAugment", WHOLE): keras_own,
     }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,15 +52,16 @@ class ViTConfig:
 
     # -- the stem
     stem: str | None = None
-    """None: tokens are patches of the image; "resnet": of the feature map of a ResNet (hybrid).
-    `patch_size` is in pixels of the image either way."""
+    """None: tokens are patches of the image; "resnet": of the feature map of a ResNet (hybrid);
+    "conv": of that of a few 3x3 convolutions. `patch_size` is in pixels of the image always."""
     stem_depths: Any = ()
     """Bottlenecks of each stage of the ResNet; () means its root alone. Its stride is 4 with up to
-    one stage, and twice as much with each further one."""
+    one stage, and twice as much with each further one. Or convolutions of each stage of "conv",
+    which halves the map; () means one for each factor of 2 that both sides of a patch have."""
     stem_width: int = 64
-    """Channels of the ResNet's root, a multiple of 32."""
+    """Channels of the ResNet's root, a multiple of 32, or of the first stage of "conv", of 16."""
     stem_epsilon: float = 1e-6
-    """Epsilon of the ResNet's group norms."""
+    """Epsilon of the stem's group norms."""
     stem_standardization: str = "deviation"
     """What its standardized kernels are divided by: "deviation", std + 1e-5, as in
     vision_transformer, or "variance", sqrt(var + 1e-8), as in timm."""
@@ -91,6 +93,10 @@ class ViTConfig:
     """Whether the other Dense layers of a block have a bias: attention's output and the MLP."""
     qk_norm: bool = False
     """Whether a LayerNorm is applied to each head's queries and keys."""
+    score_scale: str = "fixed"
+    """What multiplies q k^T: "fixed" (1 / sqrt(d)) or "learned", a weight of each head (LSA)."""
+    score_diagonal: bool = True
+    """Whether a token attends to itself; False masks the diagonal of the scores (LSA)."""
     attention_inner_norm: bool = False
     """Whether a LayerNorm is applied to the concatenated heads, before the projection (BEiT-3)."""
     gelu: str = "exact"
@@ -110,9 +116,12 @@ class ViTConfig:
     """Number of learned register tokens in front of the patches."""
     patch_bias: bool = True
     """Whether the patch projection has a bias."""
+    patch_shift: bool = False
+    """Whether patches are cut from the image and four copies of it, shifted by half a patch along
+    the diagonals (SPT)."""
     patch_norm: bool | str = False
-    """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch), or only follows
-    it: "after" (AIMv2)."""
+    """Whether a LayerNorm precedes and follows the patch projection (vit-pytorch), or one alone:
+    "before" (SPT) or "after" (AIMv2)."""
     position_embedding: str = "learned"
     """A table added to the tokens: "learned" (one row per position), "learned_2d" (rows + columns),
     "sincos_2d" or "none".
@@ -223,14 +232,33 @@ class ViTConfig:
         return height // patch_height, width // patch_width
 
     @property
+    def stem_stages(self) -> tuple[int, ...]:
+        """Bottlenecks or convolutions of each stage of the stem, even where `stem_depths` is ()."""
+        if self.stem != "conv" or self.stem_depths:
+            return self.stem_depths
+        side = math.gcd(*self.patch_size)
+        return (1,) * ((side & -side).bit_length() - 1)  # the power of 2 in it
+
+    @property
     def stem_stride(self) -> int:
         """Pixels of the image, each way, that a cell of the stem's feature map stands for."""
-        return 4 * 2 ** max(len(self.stem_depths) - 1, 0) if self.stem else 1
+        stages = len(self.stem_stages)
+        return 2 ** max(stages + 1, 2) if self.stem == "resnet" else 2**stages
 
     @property
     def patch_kernel(self) -> tuple[int, int]:
         """Height and width of the patch projection's kernel: pixels, or cells of the stem's map."""
         return self.patch_size[0] // self.stem_stride, self.patch_size[1] // self.stem_stride
+
+    @property
+    def patch_copies(self) -> int:
+        """How often each pixel's channels are in a patch: 5 times with `patch_shift`, else once."""
+        return 5 if self.patch_shift else 1
+
+    @property
+    def patch_shifts(self) -> tuple[int, int]:
+        """Rows and columns by which `patch_shift` moves the copies of an image: half a patch."""
+        return self.patch_size[0] // 2, self.patch_size[1] // 2
 
     @property
     def num_patches(self) -> int:
@@ -321,8 +349,9 @@ class ViTConfig:
             self._check(name, f"be at most {most}", lambda v, most=most: (v or 0) <= most)
         for name in FLAGS:
             self._check(name, "be True or False", lambda v: isinstance(v, bool))
-        rule = "be True, False or 'after'"
-        self._check("patch_norm", rule, lambda v: isinstance(v, bool) or v == "after")
+        rule = "be True, False, 'before' or 'after'"
+        one = ("before", "after")
+        self._check("patch_norm", rule, lambda v: isinstance(v, bool) or v in one)
         for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
             self._check(name, "be a rate in [0, 1)", lambda v: is_number(v) and 0 <= v < 1)
         for name, known in CHOICES.items():
@@ -337,9 +366,12 @@ class ViTConfig:
         require(counts and sum(v) <= units and (self.stem or not v), "stem_depths", rule, v)
         if not self.stem:
             return
-        most = MAX_SIZE // 2 ** (len(v) + 1)
-        rule = f"be a multiple of 32, at most {most} with {len(v)} stages"
-        self._check("stem_width", rule, lambda v: v % 32 == 0 and v <= most)
+        stages, conv = len(self.stem_stages), self.stem == "conv"
+        rule = "be even in height and width for stem='conv'"
+        self._check("patch_size", rule, lambda v: stages > 0 or not conv)
+        most, unit = MAX_SIZE // 2 ** (stages - 1 if conv else stages + 1), 16 if conv else 32
+        rule = f"be a multiple of {unit}, at most {most} with {stages} stages"
+        self._check("stem_width", rule, lambda v: v % unit == 0 and v <= most)
         self._check("ignore_remainder", f"be False with stem={self.stem!r}", lambda v: not v)
         fits = all(side % self.stem_stride == 0 for side in self.patch_size)
         rule = f"be a multiple of {self.stem_stride}, the stride of the stem"
@@ -389,6 +421,13 @@ class ViTConfig:
             ),
         ):
             require(holds, "image_size", rule, self.image_size)
+        if not self.score_diagonal:
+            rule = "be True for a single token, which can attend to itself alone"
+            self._check("score_diagonal", rule, lambda v: self.num_tokens > 1)
+        if self.patch_shift:
+            rule = "be at least 2 in height and width for patch_shift=True"
+            self._check("patch_size", rule, lambda v: min(v) > 1)
+            self._check("patch_shift", "be False with a stem", lambda v: not self.stem)
         divisor = {"learned_2d": 2, "sincos_2d": 4}.get(kind or "", 1)
         rule = f"be a multiple of {divisor} for position_embedding={kind!r}"
         self._check("width", rule, lambda v: v % divisor == 0)

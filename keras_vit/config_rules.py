@@ -11,9 +11,10 @@ POSITION_TABLES = ("learned", "learned_2d", "sincos_2d")
 ATTENTION_POSITIONS = ("rope", "rope_mixed", "relative", "relative_bias", "relative_mlp")
 """What `position_embedding` may do in attention, alone or beside a table, as in "learned+rope"."""
 CHOICES = {
-    "stem": (None, "resnet"),
+    "stem": (None, "resnet", "conv"),
     "stem_standardization": ("deviation", "variance"),
     "block_norm": ("pre", "post", "res_post"),
+    "score_scale": ("fixed", "learned"),
     "norm": ("layer", "rms"),
     "mlp": ("mlp", "swiglu"),
     "gelu": ("exact", "tanh", "quick"),
@@ -54,11 +55,13 @@ FLAGS = (
     "key_bias",
     "qk_norm",
     "attention_inner_norm",
+    "score_diagonal",
     "mlp_inner_norm",
     "class_token",
     "dense_bias",
     "distillation_token",
     "patch_bias",
+    "patch_shift",
     "embedding_norm",
     "position_class_row",
 )

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import layers
+from keras_vit import attention_positions, layers
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
 from keras_vit.layers import composite
@@ -30,7 +30,8 @@ class ViT(keras.Model):
     MSA(z) and MLP(z). `attention_inner_norm`: the U_msa of Eq. 8 reads an LN. `mlp="swiglu"`:
     MLP(z) = (SiLU(z W_g) * z W_1) W_2. `mlp_inner_norm`: its W_2 reads an LN. `embedding_norm`:
     z_0 = LN([...] + E_pos). `norm="rms"`: every LN is an RMSNorm. Rotary positions need no E_pos:
-    MSA rotates queries and keys by their patch's position.
+    MSA rotates queries and keys by their patch's position. `patch_shift`: x_p of Eq. 1 is a patch
+    of the image and of its shifted copies. `score_diagonal=False`: no token attends to itself.
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -223,6 +224,9 @@ class ViT(keras.Model):
                 layer.trainable = False
         if self.config.attention_pooling:  # its layers are frozen, the probe is its own
             self.get_layer("pooling").probe.trainable = False
+        if self.config.score_scale == "learned":
+            for block in self.blocks:
+                block.attention.scale.trainable = False
         for layer in chosen:
             layer.enable_lora(rank)
 
@@ -270,10 +274,11 @@ def resized_config(
         patch_size=patch_size or old.patch_size,
         interpolation=interpolation or old.interpolation,
     )
-    if (old.patch_norm or old.stem) and config.patch_size != old.patch_size:
+    fixed = old.patch_norm or old.patch_shift or old.stem
+    if fixed and config.patch_size != old.patch_size:
         raise ValueError(
-            f"patch_size must be {old.patch_size} for a model with patch_norm or a stem, whose "
-            f"patches cannot be resized. Received: patch_size={patch_size!r}"
+            f"patch_size must be {old.patch_size} for a model with patch_norm, patch_shift or a "
+            f"stem, whose patches cannot be resized. Received: patch_size={patch_size!r}"
         )
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
@@ -305,14 +310,15 @@ def head_logits(model: ViT, features: Any) -> Any:
 def _embed(images, config: ViTConfig, policy):
     """Eq. 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, and register tokens."""
     if config.stem:  # "the input sequence can be formed from feature maps of a CNN"
-        images = layers.ResNetStem(
-            config.stem_depths,
-            config.stem_width,
-            config.stem_epsilon,
-            config.stem_standardization,
-            dtype=policy,
-            name="stem",
-        )(images)  # (B, H / s, W / s, F)
+        cls, more = layers.ConvStem, ()
+        if config.stem == "resnet":
+            cls, more = layers.ResNetStem, (config.stem_standardization,)
+        sizes = (config.stem_stages, config.stem_width, config.stem_epsilon)
+        images = cls(*sizes, *more, dtype=policy, name="stem")(images)  # (B, H / s, W / s, F)
+    if config.patch_shift:
+        images = layers.PatchShift(config.patch_size, dtype=policy, name="patch_shift")(
+            images
+        )  # (B, H, W, 5 C)
     z = layers.Patches(
         config.width,
         config.patch_kernel,
@@ -374,7 +380,7 @@ def _embed(images, config: ViTConfig, policy):
 def _encode(z, config: ViTConfig, policy):
     """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly."""
     rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
-    rope = _rope(config)
+    rope = attention_positions.rotary(config)
     scale: dict[str, Any] = {}
     if rope and config.rope_rescale:
         rescale = layers.RotaryRescale(config.rope_rescale, dtype=policy, name="rope_rescale")
@@ -393,7 +399,9 @@ def _encode(z, config: ViTConfig, policy):
             attention_inner_norm=config.attention_inner_norm,
             mlp=config.mlp,
             mlp_inner_norm=config.mlp_inner_norm,
-            relative=_relative(config),
+            relative=attention_positions.relative(config),
+            score_scale=config.score_scale,
+            score_diagonal=config.score_diagonal,
             gelu=config.gelu,
             dense_bias=config.dense_bias,
             norm_kind=config.norm,
@@ -406,35 +414,6 @@ def _encode(z, config: ViTConfig, policy):
             name=f"encoder_block_{i}",
         )(z, **scale)  # (B, T, D)
     return z
-
-
-def _rope(config: ViTConfig) -> dict[str, Any] | None:
-    """The arguments of each block's `RotaryEmbedding`, or None."""
-    if config.attention_positions not in ("rope", "rope_mixed"):
-        return None
-    return {
-        "grid": config.grid,
-        "num_prefix_tokens": config.num_prefix_tokens,
-        "learned": config.attention_positions == "rope_mixed",
-        "base": config.rope_base,
-        "coordinates": config.rope_coordinates,
-        "order": config.rope_order,
-        "pairs": config.rope_pairs,
-        "offset": config.rope_offset,
-        "reference_grid": config.rope_grid,
-    }
-
-
-def _relative(config: ViTConfig) -> dict[str, Any] | None:
-    """The arguments of each block's `RelativePositions`, or None."""
-    if not (config.attention_positions or "").startswith("relative"):
-        return None
-    return {
-        "kind": config.attention_positions,
-        "grid": config.grid,
-        "num_prefix_tokens": config.num_prefix_tokens,
-        "mlp_dim": config.relative_mlp_dim,
-    }
 
 
 def _pool(z, config: ViTConfig, policy):

@@ -38,11 +38,21 @@ def evaluate(
             help="Linear evaluation on N training images a class, for each N.",
         ),
     ] = None,
+    knn: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Accuracy of the K nearest training images by features; 20 without a head.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy; every sample is counted once.
+
+    A model without a head, as after training without labels, is measured by its features.
 
     A run folder knows its data; any other model needs --data.
 
@@ -50,12 +60,18 @@ def evaluate(
     """
     check_source("model", model)
     found = load_library().train.evaluate(
-        model, data=data, path=path, split=split, batch_size=batch, few_shot=few_shot or ()
+        model,
+        data=data,
+        path=path,
+        split=split,
+        batch_size=batch,
+        few_shot=few_shot or (),
+        knn=knn,
     )
     if as_json:
         output.print_json(found)
         return
     print(f"{found['samples']:,} samples of {found['data']}, {found['seconds']:.1f} s")
     for name, value in found.items():
-        if name.startswith(("top", "few_shot")):
+        if name.startswith(("top", "few_shot", "knn")):
             print(f"{name:12} {value:.2%}")

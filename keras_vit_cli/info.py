@@ -176,7 +176,7 @@ def _architecture(config: "ViTConfig") -> str:
         "class token" if config.class_token else "no class token",
     ]
     if config.stem:
-        parts.insert(1, f"{config.stem} stem {config.stem_depths}")
+        parts.insert(1, f"{config.stem} stem {config.stem_stages}")
     if config.num_registers:
         parts.append(f"{config.num_registers} registers")
     if config.distillation_token:
@@ -197,6 +197,9 @@ def _traits(config: "ViTConfig") -> dict[str, Any]:
         "norm inside attention": config.attention_inner_norm,
         "norm inside the MLP": config.mlp_inner_norm,
         "q/k norm": config.qk_norm,
+        "shifted patches": config.patch_shift,
+        "learned scales of the scores": config.score_scale == "learned",
+        "scores without the diagonal": not config.score_diagonal,
         "no q/k/v biases": not config.qkv_bias,
         "no key bias": config.qkv_bias and not config.key_bias,
     }

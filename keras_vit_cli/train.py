@@ -52,6 +52,14 @@ def train(
             "model:N (JAX: weights split over N devices).",
         ),
     ] = "auto",
+    preview: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw augmented training images with their labels into FILE, a .png, and exit.",
+            show_default=False,
+        ),
+    ] = None,
     list_recipes: Annotated[
         bool, typer.Option("--list", help="List the recipes and exit.")
     ] = False,
@@ -68,6 +76,12 @@ def train(
     """
     if list_recipes:
         _list()
+        return
+    if preview is not None:
+        if recipe is None:
+            raise typer.BadParameter("--recipe is required with --preview")
+        written = load_library().train.preview(recipe, preview, overrides=settings or (), data=data)
+        print(f"wrote {written}")
         return
     if workdir is None:
         raise typer.BadParameter("--recipe and --workdir are required, or --list")

@@ -86,6 +86,9 @@ KINDS = {
         rope_pairs="neighbors",
         head_dim=8,
     ),
+    "shifted": TINY.replace(patch_shift=True, patch_norm="before", patch_size=(8, 4)),
+    "locality": TINY.replace(score_scale="learned", score_diagonal=False, qkv_bias=False),
+    "conv_stem": TINY.replace(stem="conv", stem_width=16, **PLAIN_HEAD),
     "resnet_stem": TINY.replace(stem="resnet", stem_depths=(2, 1), stem_width=32),
 }
 
@@ -110,6 +113,8 @@ COMBINATIONS = {
     "token_mean_pre_logits": ("token_mean", {"representation_size": 11}),
     "softmax": ("paper", {"classifier_activation": "softmax", "in_channels": 5, "depth": 1}),
     "swiglu_inner_norm": ("swiglu", {"mlp_inner_norm": True, "layer_scale": None, **PLAIN_HEAD}),
+    "quick_inner_norm": ("mlp_inner_norm", {"gelu": "quick", "norm_epsilon": 1e-3}),
+    "quick_map": ("map", {"gelu": "quick"}),
     "embedding_norm_post_norm": ("post_norm", {"embedding_norm": True, "patch_bias": False}),
     "embedding_norm_alone": (
         "no_class_token",
@@ -142,7 +147,23 @@ COMBINATIONS = {
         "no_class_token",
         {"position_embedding": "sincos_2d+relative", "depth": 1},
     ),
+    "shifted_remainder": (
+        "remainder",
+        {"patch_shift": True, "patch_size": 5, "pooling": "mean", "in_channels": 2},
+    ),
+    "shifted_locality": (
+        "shifted",
+        {"score_scale": "learned", "score_diagonal": False, "pooling": "mean"},
+    ),
+    "locality_normed": ("locality", {"qk_norm": True, "qkv_bias": True}),
+    "locality_rope": ("rope_mixed", {"score_scale": "learned", "qk_norm": True}),
+    "locality_relative": ("relative", {"score_scale": "learned", "score_diagonal": False}),
+    "locality_relative_bias": ("relative_bias", {"score_diagonal": False}),
     "resnet_root": ("resnet_stem", {"stem_depths": (), "stem_standardization": "variance"}),
+    "conv_stem_deep": (
+        "conv_stem",
+        {"stem_depths": (1, 2), "stem_width": 32, "score_diagonal": False, "in_channels": 2},
+    ),
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 

@@ -54,6 +54,8 @@ def embed(config, w, images):
     """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos, Eq. 1."""
     if config.stem:
         images = stem(config, _under(w, "stem/"), images)
+    if config.patch_shift:
+        images = shifted(images, config.patch_size)
     (gh, gw), (ph, pw) = config.grid, (s // config.stem_stride for s in config.patch_size)
     eps = config.norm_epsilon
     patches = [
@@ -62,13 +64,13 @@ def embed(config, w, images):
         for c in range(gw)
     ]
     x = np.stack(patches, axis=1)
-    if config.patch_norm is True:
+    if config.patch_norm in (True, "before"):
         x = norm(x, _under(w, "patches/norm_before/"), eps)
     kernel = w["patches/projection/kernel"]
     x = x @ kernel.reshape(-1, config.width)
     if config.patch_bias:
         x = x + w["patches/projection/bias"]
-    if config.patch_norm:
+    if config.patch_norm in (True, "after"):
         x = norm(x, _under(w, "patches/norm_after/"), eps)
 
     table = positions(config, w)
@@ -90,8 +92,32 @@ def embed(config, w, images):
     return norm(x, _under(w, "embedding_norm/"), eps) if config.embedding_norm else x
 
 
+def shifted(images, patch):
+    """Section 3.2 of arXiv 2112.13492, one pixel after the other: [x, lu, ru, lb, rb]."""
+    count, height, width, channels = images.shape
+    s, t = patch[0] // 2, patch[1] // 2
+    copies = np.zeros((count, height, width, 5 * channels))
+    for i, j in np.ndindex(height, width):
+        for n, (down, right) in enumerate(((0, 0), (-s, -t), (-s, t), (s, -t), (s, t))):
+            if 0 <= i + down < height and 0 <= j + right < width:
+                part = slice(n * channels, (n + 1) * channels)
+                copies[:, i, j, part] = images[:, i + down, j + right]
+    return copies
+
+
 def stem(config, w, images):
-    """Section 3.1, "Hybrid Architecture": the feature map of a ResNet."""
+    """Section 3.1, "Hybrid Architecture": the feature map of a ResNet. Or of convolutions."""
+    if config.stem == "conv":
+        stages = config.stem_depths or (1,) * int(np.log2(config.patch_size[0]))
+        steps = [(2 if not i else 1) for depth in stages for i in range(depth)]
+        for i, strides in enumerate(steps):
+            conv, norm = (
+                (f"conv_{i}/kernel", f"norm_{i}/") if i else ("root_conv/kernel", "root_norm/")
+            )
+            x = convolve(images, w[conv], strides)
+            x = group_norm(x, _under(w, norm), config.stem_epsilon, x.shape[-1] // 16)
+            images = np.maximum(x, 0)
+        return images
 
     def unit(x, name, strides):
         u = _under(w, f"{name}/")
@@ -143,8 +169,8 @@ def convolve(x, kernel, strides):
     return np.moveaxis(np.array(rows), 2, 0)
 
 
-def group_norm(x, w, eps):
-    parts = np.split(x, 32, axis=-1)
+def group_norm(x, w, eps, groups=32):
+    parts = np.split(x, groups, axis=-1)
     parts = [
         (p - p.mean((1, 2, 3), keepdims=True)) / np.sqrt(p.var((1, 2, 3), keepdims=True) + eps)
         for p in parts
@@ -219,8 +245,13 @@ def attention(config, w, z):
         if config.attention_positions in ("rope", "rope_mixed"):
             frequencies = w["rotary/frequencies"][:, h] if "rotary/frequencies" in w else None
             q, k = rotated(config, q, frequencies), rotated(config, k, frequencies)
-        scores = q @ k.transpose(0, 2, 1) / np.sqrt(config.key_dim)
-        a = softmax(scores + relative(config, w, q, h))  # Eq. 6
+        scale = 1 / np.sqrt(config.key_dim)
+        if config.score_scale == "learned":
+            scale = w["score_scale"][h]
+        scores = scale * q @ k.transpose(0, 2, 1) + relative(config, w, scale * q, h)
+        if not config.score_diagonal:
+            scores = np.where(np.eye(config.num_tokens), -np.inf, scores)
+        a = softmax(scores)  # Eq. 6
         heads.append(a @ v)  # Eq. 7
     joined = np.concatenate(heads, axis=-1)
     if config.attention_inner_norm:
@@ -272,7 +303,7 @@ def rotated(config, x, frequencies):
 
 
 def relative(config, w, q, h):
-    """What the scores of head h get for each pair of tokens, one pair after the other."""
+    """What the scores of head h get for each pair of tokens; `q` is scaled already."""
     kind, (gh, gw), k = config.attention_positions, config.grid, config.num_prefix_tokens
     w = _under(w, "relative_positions/")
     tokens = config.num_tokens
@@ -281,7 +312,7 @@ def relative(config, w, q, h):
         for j in range(tokens):
             if kind == "relative":  # Appendix D.4: an extra query-key product
                 key = w["keys"][i - j + tokens - 1, h]
-                scores[:, i, j] = q[:, i] @ key / np.sqrt(config.key_dim)
+                scores[:, i, j] = q[:, i] @ key
             elif i >= k and j >= k:
                 (yi, xi), (yj, xj) = divmod(i - k, gw), divmod(j - k, gw)
                 if kind == "relative_bias":

@@ -20,6 +20,8 @@ from xml.etree import ElementTree
 BACKENDS = ("tensorflow", "jax", "torch")
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's exit code
+# Of each process where several share the cores: threads that wait for others spin.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 ENOUGH = 2e9  # bytes free; the slow tests write models of several hundred megabytes
 FULL = 50e6  # bytes free below which a failed write is blamed on the disk
 
@@ -49,7 +51,7 @@ def run_backend(backend: str, jobs: int, pytest_args: list[str], first: bool = T
     """Run pytest on one backend. Only the first backend runs the tests marked `backend_free`."""
     start = time.monotonic()
     shared_out = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
-    environment = {**os.environ, "KERAS_BACKEND": backend}
+    environment = {**(ONE_THREAD if jobs > 1 else {}), **os.environ, "KERAS_BACKEND": backend}
     if not first:
         environment["SKIP_BACKEND_FREE"] = "1"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -53,6 +53,7 @@ def test_flops_of_vit_b16_agree_with_published_numbers():
 
 
 # timm's results/benchmark-infer-amp-nchw-pt291-cu128-4090.csv, infer_gmacs, at 224 px and 384 px.
+SHIFTED = {"patch_shift": True, "patch_norm": "before"}
 PUBLISHED = {
     ("vit_ti16", 224): 1.26,
     ("vit_s16", 224): 4.61,
@@ -71,6 +72,15 @@ def test_multiply_adds_are_those_that_timm_publishes(variant, size):
     config, _ = flops.described(variant, image_size=size)
     published = PUBLISHED[variant, size]
     assert 0.994 < flops.multiply_adds(config) / 1e9 / published < 1.001
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(("fields", "published"), [({}, 189.8), (SHIFTED, 199.2)])
+def test_multiply_adds_are_those_that_the_authors_of_shifted_patches_publish(fields, published):
+    """Of their ViT for Tiny-ImageNet, in millions; they count norms too."""
+    size = {"image_size": 64, "patch_size": 8, "width": 192, "depth": 9, "num_heads": 12}
+    config = ViTConfig(**size, mlp_dim=384, num_classes=200, qkv_bias=False, **fields)
+    assert 0.995 < flops.multiply_adds(config) / 1e6 / published < 1
 
 
 @pytest.mark.only_on("torch")

@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from conformance import KINDS, TINY
+from conformance import KINDS, PLAIN_HEAD, TINY
 
 from keras_vit import ViTConfig
 
@@ -69,6 +69,23 @@ def test_config_counts_pixels_with_a_stem(depths, stride, patch, kernel):
     assert ViTConfig(patch_size=(8, 4)).patch_kernel == (8, 4)
 
 
+@pytest.mark.parametrize(
+    ("depths", "patch", "stages", "kernel"),
+    [
+        ((), 4, (1, 1), (1, 1)),
+        ((), 16, (1, 1, 1, 1), (1, 1)),
+        ((), 14, (1,), (7, 7)),
+        ((), (8, 12), (1, 1), (2, 3)),
+        ((1, 2), 16, (1, 2), (4, 4)),
+    ],
+)
+def test_config_counts_pixels_with_convolutions(depths, patch, stages, kernel):
+    config = ViTConfig(stem="conv", stem_depths=depths, patch_size=patch, image_size=336)
+    assert (config.stem_stages, config.patch_kernel) == (stages, kernel)
+    assert config.stem_stride == 2 ** len(stages)
+    assert config.grid == ViTConfig(patch_size=patch, image_size=336).grid
+
+
 def test_config_replace_validates():
     assert TINY.replace(width=40).key_dim == 8  # a head is width / heads again, not a stale 4
     with pytest.raises(ValueError, match="num_heads must divide width=21"):
@@ -97,6 +114,11 @@ def test_config_replace_validates():
         ({"stem_width": 0}, "stem_width must be a positive int"),
         ({"stem_epsilon": -1}, "stem_epsilon must be a positive number"),
         ({"stem_standardization": "batch"}, "stem_standardization must be one of 'deviation'"),
+        ({"stem": "conv", "patch_size": (8, 3), "image_size": 24}, "patch_size must be even in"),
+        ({"stem": "conv", "stem_width": 24}, "stem_width must be a multiple of 16"),
+        ({"stem": "conv", "stem_width": 1 << 19}, "stem_width must be .*at most 262144 with 3 sta"),
+        ({"stem": "conv", "stem_depths": (1, 1, 1, 1)}, "patch_size must be a multiple of 16"),
+        ({"stem": "conv", "stem_depths": (1, 0)}, "stem_depths must be a tuple of positive ints"),
         ({"width": "20"}, "width must be a positive int"),
         ({"depth": 0}, "depth must be a positive int"),
         ({"num_heads": 3}, "num_heads must divide width=20 unless head_dim is given"),
@@ -114,8 +136,17 @@ def test_config_replace_validates():
         ({"norm": "batch"}, "norm must be one of 'layer', 'rms'"),
         ({"norm": "rms", "pooling": "map"}, "norm must be 'layer' for pooling='map'"),
         ({"dense_bias": None}, "dense_bias must be True or False"),
-        ({"patch_norm": "before"}, "patch_norm must be True, False or 'after'"),
-        ({"patch_norm": 1}, "patch_norm must be True, False or 'after'"),
+        ({"patch_norm": "around"}, "patch_norm must be True, False, 'before' or 'after'"),
+        ({"patch_norm": 1}, "patch_norm must be True, False, 'before' or 'after'"),
+        ({"patch_shift": 1}, "patch_shift must be True or False"),
+        ({"patch_shift": True, "patch_size": (8, 1)}, "patch_size must be at least 2 in height"),
+        ({**STEM, "patch_shift": True}, "patch_shift must be False with a stem"),
+        ({"score_scale": 0.5}, "score_scale must be one of 'fixed', 'learned'"),
+        ({"score_diagonal": 0}, "score_diagonal must be True or False"),
+        (
+            {**PLAIN_HEAD, "score_diagonal": False, "image_size": 8},
+            "score_diagonal must be True for a single token",
+        ),
         ({"patch_bias": 1}, "patch_bias must be True or False"),
         ({"embedding_norm": None}, "embedding_norm must be True or False"),
         ({"norm_epsilon": 0}, "norm_epsilon must be a positive number"),

@@ -29,7 +29,8 @@ ARROWS = {
     "config_rules": {"resample"},
     "config": {"config_rules"},
     "layers": {"layers"},
-    "model": {"config", "deferred", "layers", "resample"},
+    "attention_positions": {"config"},
+    "model": {"attention_positions", "config", "deferred", "layers", "resample"},
     "model_weights": {"config", "deferred", "model"},
     "variants": {"config", "model", "weights"},
     "preprocessing": {"config"},
@@ -47,16 +48,20 @@ ARROWS = {
 }
 # `train` may import all of the package but the command. Its rooms, and the rooms they may import:
 TRAIN_ARROWS = {
-    "recipe": set(),
+    "recipe": {"objectives"},
     "recipe_files": {"recipe"},
     "distribution": {"distribution"},
     "optim": {"distribution", "optim", "recipe"},
     "augment": {"augment", "data", "recipe"},  # of data, only the decoding of images
     "data": {"augment", "data", "recipe"},
     "checkpoint": {"checkpoint", "distribution"},
-    "build": {"distribution", "optim", "recipe"},
-    "few_shot": set(),
-    "run": {"build", "checkpoint", "data", "distribution", "recipe", "run"},
+    "build": {"distribution", "objectives", "optim", "recipe", "recomputation"},
+    "recomputation": set(),
+    "few_shot": {"distribution"},
+    "knn": {"few_shot"},
+    "run": {
+        *("build", "checkpoint", "data", "distribution", "few_shot", "knn", "recipe", "run"),
+    },
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "train/")

@@ -82,6 +82,7 @@ def test_variant_has_the_published_parameters(variant):
     assert without_memory(variant, num_classes=0).count_params() == trunk
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("variant", PUBLISHED)
 def test_variant_matches_its_golden_table(variant):
     """After a change on purpose: `python tests/test_variants.py` writes the tables anew."""
@@ -96,6 +97,7 @@ def test_variant_cites_its_source(variant):
     assert getattr(keras_vit, variant).__doc__
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("variant", "count"),
     [
@@ -133,6 +135,7 @@ def test_variant_refuses_an_unknown_field():
         keras_vit.vit_b16(patchsize=8)
 
 
+@pytest.mark.backend_free
 def test_hybrids_have_the_published_grids():
     """Of R+Ti/16 the root has a stride of 4, and its patches are 8 cells."""
     found = {name: without_memory(name).config for name in PUBLISHED if name.startswith("vit_r")}

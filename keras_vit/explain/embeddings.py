@@ -38,7 +38,8 @@ def position_similarity(model: ViT) -> np.ndarray:
 def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
     """The leading principal components of the D filters of the patch projection.
 
-    With a stem, these are the filters of its first convolution, which reads the pixels.
+    With a stem, these are the filters of its first convolution, which reads the pixels. With
+    `patch_shift`, a filter is what it is on the image itself: the sum of five, each in its place.
 
     The sign of a component is arbitrary; it is chosen so that the largest number is positive.
 
@@ -47,7 +48,8 @@ def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
         count: Number of components; at most min(D - 1, P * P * C) are returned.
 
     Returns:
-        float32 array `(count, P, P, C)`, with a stem `(count, 7, 7, C)`, each component scaled to
+        float32 array `(count, P, P, C)`, with a stem `(count, 7, 7, C)` or for "conv"
+        `(count, 3, 3, C)`, with `patch_shift` `(count, 2 P, 2 P, C)`, each component scaled to
         [0, 1] separately. Three channels are red, green and blue, one is gray.
 
     Reference:
@@ -60,6 +62,7 @@ def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
         kernel = tokens.as_numpy(model.get_layer("stem").root_conv.standardized_kernel())
     else:
         kernel = tokens.as_numpy(model.get_layer("patches").projection.kernel)  # (P, P, C, D)
+        kernel = _on_image(kernel, model.config) if model.config.patch_shift else kernel
     filters = kernel.reshape(-1, kernel.shape[-1]).T  # (D, P * P * C)
     most = min(max(len(filters) - 1, 1), filters.shape[1])
     components = _components(filters, min(count, most))  # (count, P * P * C)
@@ -108,6 +111,18 @@ def patch_pca(model: ViT, images: Any, block: int = -1) -> np.ndarray:
         )
     values = (points - points.mean(0)) @ _components(points, 3).T  # (B * N, 3)
     return _unit(values, 0).reshape(len(patches), *model.config.grid, 3)
+
+
+def _on_image(kernel, config):
+    """A kernel `(P, P, 5 C, D)` of shifted images as one of the image, `(2 P, 2 P, C, D)`."""
+    (height, width), (rows, columns) = config.patch_size, config.patch_shifts
+    parts = np.split(kernel, config.patch_copies, axis=2)
+    shape = (height + 2 * rows, width + 2 * columns, *parts[0].shape[2:])
+    total = np.zeros(shape, kernel.dtype)
+    places = [(rows, columns), (0, 0), (0, 2 * columns), (2 * rows, 0), (2 * rows, 2 * columns)]
+    for part, (top, left) in zip(parts, places, strict=True):
+        total[top : top + height, left : left + width] += part
+    return total
 
 
 def _cosines(vectors):

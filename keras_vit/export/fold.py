@@ -7,7 +7,8 @@ Each rule here is an identity, so the folded model equals the model up to roundi
   LayerNorm move into the Dense that follows it. A post-norm keeps them, because its output is the
   residual stream itself.
 - `gamma * (x W + b) = x (W diag(gamma)) + gamma * b`: LayerScale moves into the Dense before it.
-- `1 / sqrt(d)` moves into the query.
+- `1 / sqrt(d)`, or the scale that each head learned, moves into the query. With q/k norms, whose
+  gains all heads share, a learned one becomes a gain of the normalized queries.
 - Softmax ignores what is equal for all keys, so the bias of the keys is dropped. With q/k norms,
   the offset of the keys is dropped, and their gain moves into the queries. Neither holds for keys
   that are rotated by their position.
@@ -22,6 +23,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
   is one column a head: `(x W_k + b_k) q = x (W_k q) + b_k q`, where the last term is equal for all
   tokens.
 - The mean of two heads is one head on both tokens side by side.
+- QuickGELU is a SiLU between two scaled products: `x sigmoid(c x) = silu(c x) / c`.
 - With "res_post" the LayerNorms read a branch instead, so what ends a branch is centered.
 - LoRA is added to its kernel, and dropout is gone. The kernels of a stem are standardized.
 
@@ -106,7 +108,7 @@ def fold(model: ViT) -> Folded:
         final_norm = dataclasses.replace(final_norm, centered=True)
     folded = Folded(
         config=config,
-        stem=fold_stem(layers["stem"]) if config.stem else None,
+        stem=fold_stem(layers["stem"], config.stem) if config.stem else None,
         patch_norm=patch_norm,
         patches=patches,
         token_norm=token_norm,
@@ -153,12 +155,11 @@ def _patches(layer) -> tuple[Norm | None, Product, Norm | None]:
     if layer.use_bias:
         bias = _array(layer.projection.bias)
     patches = Product(layer.projection.path, kernel.reshape(-1, kernel.shape[-1]), bias)
-    if not layer.norm:
-        return None, patches, None
-    if layer.norm == "after":
-        return None, patches, _norm(layer.norm_after)
+    token_norm = None if layer.norm_after is None else _norm(layer.norm_after)
+    if layer.norm_before is None:
+        return None, patches, token_norm
     patch_norm = _norm(layer.norm_before)
-    return _bare(patch_norm), _behind(patch_norm, patches), _norm(layer.norm_after)
+    return _bare(patch_norm), _behind(patch_norm, patches), token_norm
 
 
 def _tokens(layers, config: ViTConfig) -> tuple[np.ndarray | None, np.ndarray]:
@@ -188,6 +189,8 @@ def _block(block) -> Block:
     mlp_1, mlp_2 = _dense(block.mlp.dense_1), _dense(block.mlp.dense_2)
     mlp_gate = _dense(block.mlp.gate) if block.mlp.kind == "swiglu" else None
     mlp_inner_norm = _norm(block.mlp.norm) if block.mlp.inner_norm else None
+    if block.gelu == "quick" and not mlp_gate:
+        mlp_1, mlp_2, mlp_inner_norm = _with_silu(block.mlp.QUICK, mlp_1, mlp_2, mlp_inner_norm)
     attention_norm, mlp_norm = _norm(block.attention_norm), _norm(block.mlp_norm)
     if block.block_norm == "pre":
         query, key, value = (_behind(attention_norm, p) for p in (query, key, value))
@@ -201,7 +204,9 @@ def _block(block) -> Block:
     else:
         output = dataclasses.replace(output, bias=value.bias @ output.kernel + output.bias)
         value = _without_bias(value)
-    scale = attention.key_dim**-0.5
+    learned = attention.score_scale == "learned"
+    scale: Any = _array(attention.scale) if learned else attention.key_dim**-0.5  # (h,) or a number
+    query_gain: Any = None
     query_norm: Any = None
     key_norm: Any = None
     rotation = _rotation(attention)
@@ -214,18 +219,23 @@ def _block(block) -> Block:
         query_norm, key_norm = _norm(attention.query_norm), _norm(attention.key_norm)
         # Keys that are rotated, and those of offsets, do not have this gain.
         movable = not rotation and offset_keys is None
-        gain = scale * key_norm.scale if movable else scale
+        gain = key_norm.scale if movable else np.ones_like(key_norm.scale)  # (d,)
+        gain = np.multiply.outer(scale, gain)  # (h, d) or (d,)
+        gain = gain[:, None] if learned else gain
         query_norm = dataclasses.replace(
             query_norm, scale=query_norm.scale * gain, offset=query_norm.offset * gain
         )
         key_norm = _bare(key_norm) if movable else key_norm
     else:
-        query = _scaled(query, scale)
+        query = _scaled(query, np.repeat(scale, attention.key_dim) if learned else scale)
         key = key if rotation else _without_bias(key)
     if rotation and attention.rotary.pairs == "neighbors":
         query, key, query_norm, key_norm = (
             part and _halves(part, attention.key_dim) for part in (query, key, query_norm, key_norm)
         )
+    if query_norm and learned:  # a norm of all heads has no gain of each
+        query_gain = Gain(query_norm.name, query_norm.scale, query_norm.offset)
+        query_norm = _bare(query_norm)
     if mlp_inner_norm:
         mlp_inner_norm, mlp_2 = _bare(mlp_inner_norm), _behind(mlp_inner_norm, mlp_2)
     if block.layer_scale is not None:
@@ -244,6 +254,7 @@ def _block(block) -> Block:
         value=value,
         query_norm=query_norm,
         key_norm=key_norm,
+        query_gain=query_gain,
         rotation=rotation,
         score_bias=score_bias,
         offset_keys=offset_keys,
@@ -276,15 +287,17 @@ def _attention_pool(layer) -> AttentionPool:
     probe = _array(layer.probe)[0, 0]  # (D,)
     q = (probe @ query.kernel + query.bias).reshape(heads, size) * size**-0.5
     scores = np.einsum("dhk,hk->dh", key.kernel.reshape(-1, heads, size), q)
-    mlp_norm = _norm(layer.norm)
+    mlp_norm, mlp_1, mlp_2 = _norm(layer.norm), _dense(layer.mlp.dense_1), _dense(layer.mlp.dense_2)
+    if layer.mlp.gelu == "quick":
+        mlp_1, mlp_2, _ = _with_silu(layer.mlp.QUICK, mlp_1, mlp_2, None)
     return AttentionPool(
         name=layer.path,
         scores=Product(key.name, scores, np.zeros(heads)),
         value=value,
         output=_dense(attention.output_dense, split=2),
         norm=_bare(mlp_norm),
-        mlp_1=_behind(mlp_norm, _dense(layer.mlp.dense_1)),
-        mlp_2=_dense(layer.mlp.dense_2),
+        mlp_1=_behind(mlp_norm, mlp_1),
+        mlp_2=mlp_2,
     )
 
 
@@ -332,6 +345,17 @@ def _read_by(product: Product, norm: Any) -> Any:
 def _bare(norm: Any) -> Norm:
     """The norm without its gain and offset."""
     return dataclasses.replace(norm, scale=None, offset=None)
+
+
+def _with_silu(c: float, first: Product, second: Product, norm: Any) -> tuple[Any, Any, Any]:
+    """The products around a QuickGELU, and the norm behind it, for a SiLU in its place.
+
+    x sigmoid(c x) = silu(c x) / c. A norm ignores the c but for its epsilon.
+    """
+    first = _scaled(first, c)
+    if norm is None:
+        return first, dataclasses.replace(second, kernel=second.kernel / c), None
+    return first, second, dataclasses.replace(norm, epsilon=norm.epsilon * c**2)
 
 
 def _scaled(product: Product, gain: Any) -> Product:

@@ -1,4 +1,4 @@
-"""A trained ResNet stem, folded for inference: its kernels are standardized once.
+"""A trained stem, folded for inference: the kernels of a ResNet are standardized once.
 
 A group norm stays: its statistics are those of one image.
 """
@@ -17,7 +17,7 @@ class Convolution:
     name: str
     """The path of the model's layer, such as "stem/root_conv"."""
     kernel: np.ndarray
-    """(k, k, C, F), standardized."""
+    """(k, k, C, F), standardized if the layer does so."""
     stride: int
 
 
@@ -54,25 +54,33 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Stem:
-    """The weights of a ResNet without its pooling and its head."""
+    """The weights of a few convolutions, or of a ResNet without its pooling and its head."""
 
-    root: Step
-    """Followed by a ReLU and a max-pooling."""
+    steps: tuple[Step, ...]
+    """With a ReLU after each: the root of a ResNet, or all convolutions."""
+    pooled: bool
+    """Whether a max-pooling follows the steps."""
     units: tuple[Unit, ...]
+    """Those of a ResNet."""
 
 
-def fold_stem(layer: Any) -> Stem:
-    """Reads the weights of a `ResNetStem` once.
+def fold_stem(layer: Any, kind: str) -> Stem:
+    """Reads the weights of a stem once.
+
+    Args:
+        layer: A `ResNetStem` or a `ConvStem`.
+        kind: "resnet" or "conv", what it is.
 
     Example:
 
-    >>> fold_stem(model.get_layer("stem")).root[0].kernel.shape
+    >>> fold_stem(model.get_layer("stem"), "resnet").steps[0][0].kernel.shape
     (7, 7, 3, 64)
     """
-    return Stem(
-        root=_step(layer.root_conv, layer.root_norm),
-        units=tuple(_unit(unit) for unit in layer.units),
-    )
+    if kind == "conv":
+        steps = tuple(map(_step, layer.convs, layer.norms))
+        return Stem(steps, pooled=False, units=())
+    root = _step(layer.root_conv, layer.root_norm)
+    return Stem((root,), pooled=True, units=tuple(_unit(unit) for unit in layer.units))
 
 
 def same_padding(side: int, size: int, stride: int) -> tuple[int, int]:

@@ -79,6 +79,8 @@ class Block:
     value: Product
     query_norm: Norm | None
     key_norm: Norm | None
+    query_gain: Gain | None
+    """(h, 1, d), after the query's norm, or None."""
     rotation: Rotation | None
     """Of queries and keys, after their norms."""
     score_bias: np.ndarray | None

@@ -27,6 +27,13 @@ class NumpyOperators:
     def crop(self, images: np.ndarray, height: int, width: int) -> np.ndarray:
         return images[:, :height, :width]
 
+    def shift(self, images: np.ndarray, rows: int, columns: int) -> np.ndarray:
+        height, width = images.shape[1:3]
+        x = np.pad(images, ((0, 0), (rows, rows), (columns, columns), (0, 0)))
+        starts = [(top, left) for top in (0, 2 * rows) for left in (0, 2 * columns)]
+        copies = [x[:, top : top + height, left : left + width] for top, left in starts]
+        return np.concatenate([images, *copies], axis=-1)
+
     def to_map(self, images: np.ndarray) -> np.ndarray:
         return images.astype("float64")
 
@@ -121,8 +128,6 @@ class NumpyOperators:
     def gelu(self, x: np.ndarray, kind: str) -> np.ndarray:
         if kind == "tanh":
             return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-        if kind == "quick":
-            return x * self.activate(1.702 * x, "sigmoid")
         return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
 
     def activate(self, x: np.ndarray, name: str) -> np.ndarray:

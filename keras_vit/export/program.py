@@ -17,6 +17,8 @@ import numpy as np
 from keras_vit.export.fold_stem import Convolution, GroupNorm, Stem, Step, Unit
 from keras_vit.export.folded import AttentionPool, Block, Folded, Gain, Norm, Product, Rotation
 
+MASKED = -1e30  # added to scores that do not count
+
 
 class Operators(Protocol):
     """What a target implements. A tensor is whatever the target takes for one.
@@ -29,6 +31,13 @@ class Operators(Protocol):
 
     def crop(self, images: Any, height: int, width: int) -> Any:
         """The top left part of images (B, H, W, C)."""
+
+    def shift(self, images: Any, rows: int, columns: int) -> Any:
+        """Images (B, H, W, C) and four shifted copies on the channels, (B, H, W, 5 C).
+
+        The copies are moved by so many rows and columns: down and right, down and left, up and
+        right, up and left. What comes in at an edge is 0.
+        """
 
     def to_map(self, images: Any) -> Any:
         """Images (B, H, W, C) in float32 as a feature map, in the target's own layout."""
@@ -108,7 +117,7 @@ class Operators(Protocol):
         """`x * scale + offset`."""
 
     def gelu(self, x: Any, kind: str) -> Any:
-        """GELU; `kind` is "exact", "tanh" or "quick" (`x sigmoid(1.702 x)`)."""
+        """GELU; `kind` is "exact" or "tanh"."""
 
     def activate(self, x: Any, name: str) -> Any:
         """A function by name: "tanh", "sigmoid", "silu", "softmax" or "log_softmax".
@@ -197,6 +206,8 @@ class Program:
             with ops.scope("stem"):
                 images = self.feature_map(images, folded.stem)  # (B, H / s, W / s, F)
         with ops.scope("patches"):
+            if config.patch_shift:
+                images = ops.shift(images, *config.patch_shifts)  # (B, H, W, 5 C)
             whole = tuple(n * p for n, p in zip(config.grid, config.patch_kernel, strict=True))
             x = images if config.stem or whole == config.image_size else ops.crop(images, *whole)
             x = ops.patches(x, config.grid, config.patch_kernel)  # (B * N, P * P * C)
@@ -214,7 +225,10 @@ class Program:
     def feature_map(self, images: Any, stem: Stem) -> Any:
         """Section 3.1, "Hybrid Architecture": images (B, H, W, C) to (B, H / s, W / s, F)."""
         ops = self.ops
-        x = ops.max_pool(ops.relu(self._step(ops.to_map(images), stem.root)))
+        x = ops.to_map(images)
+        for step in stem.steps:
+            x = ops.relu(self._step(x, step))
+        x = ops.max_pool(x) if stem.pooled else x
         for unit in stem.units:
             x = self._unit(x, unit)
         return ops.from_map(x)
@@ -301,6 +315,7 @@ class Program:
                 q, k, v = ops.heads(z, [block.query, block.key, block.value], tokens, heads)
             if block.query_norm and block.key_norm:
                 q, k = ops.norm(q, block.query_norm), ops.norm(k, block.key_norm)
+                q = ops.gain(q, block.query_gain) if block.query_gain else q
             if block.rotation:
                 # The first token is in front of the patches, where nothing is rotated.
                 q = q if first_only else ops.rotate(q, block.rotation)
@@ -313,8 +328,13 @@ class Program:
         if block.mlp_gate:
             hidden = ops.multiply(ops.activate(ops.product(z, block.mlp_gate), "silu"), hidden)
         else:
-            hidden = ops.gelu(hidden, self.config.gelu)
+            hidden = self._gelu(hidden)
         return ops.norm(hidden, block.mlp_inner_norm) if block.mlp_inner_norm else hidden
+
+    def _gelu(self, x: Any) -> Any:
+        if self.config.gelu == "quick":  # a SiLU, by the products around it
+            return self.ops.activate(x, "silu")
+        return self.ops.gelu(x, self.config.gelu)
 
     def _attention_pool(self, x: Any, pool: AttentionPool) -> Any:
         ops, config = self.ops, self.config
@@ -326,21 +346,28 @@ class Program:
         with ops.scope(pool.name):
             z = ops.norm(x, pool.norm)
             with ops.scope(f"{pool.name}/mlp"):
-                z = ops.gelu(ops.product(z, pool.mlp_1), config.gelu)  # (B, M)
+                z = self._gelu(ops.product(z, pool.mlp_1))  # (B, M)
             return ops.add(ops.product(z, pool.mlp_2), x)
 
     def _score_bias(self, q: Any, block: Block, first_only: bool) -> Any:
         """What is added to the scores, (h, T, T) or (B, h, T, T), or None."""
         name = f"{block.name}/attention/relative_positions"
-        if block.offset_keys is not None:
-            keys, tokens = block.offset_keys, self.config.num_tokens
-            if first_only or tokens == 1:
-                keys = keys[:, tokens - 1 : 2 * tokens - 1]
-            return self.ops.offset_scores(q, name, keys)
+        tokens, rows = self.config.num_tokens, 1 if first_only else None
+        mask = None  # of the diagonal, the same in each block and head
+        if not self.config.score_diagonal:
+            mask = np.where(np.eye(tokens), MASKED, 0).astype("float32")[None, :rows]
         if block.score_bias is not None:
-            rows = 1 if first_only else None
-            return self.ops.bias(name, block.score_bias[:, :rows])
-        return None
+            bias = block.score_bias[:, :rows]
+            return self.ops.bias(name, bias if mask is None else bias + mask)
+        if mask is not None:
+            mask = self.ops.bias("diagonal/first" if first_only else "diagonal", mask)
+        if block.offset_keys is None:
+            return mask
+        keys = block.offset_keys
+        if first_only or tokens == 1:
+            keys = keys[:, tokens - 1 : 2 * tokens - 1]
+        bias = self.ops.offset_scores(q, name, keys)
+        return bias if mask is None else self.ops.add(bias, mask)
 
     def _first(self, x: Any) -> Any:
         return self.ops.token(x, 0, self.config.num_tokens)

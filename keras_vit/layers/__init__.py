@@ -3,6 +3,7 @@
 from keras_vit.layers.attention import MultiHeadAttention
 from keras_vit.layers.attention_pooling import AttentionPooling
 from keras_vit.layers.class_token import ClassToken
+from keras_vit.layers.conv_stem import ConvStem
 from keras_vit.layers.distilled_head import DistilledHead
 from keras_vit.layers.encoder_block import EncoderBlock
 from keras_vit.layers.group_norm import GroupNormalization
@@ -11,6 +12,7 @@ from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.patch_dropout import PatchDropout
 from keras_vit.layers.patch_grid import PatchGrid
+from keras_vit.layers.patch_shift import PatchShift
 from keras_vit.layers.patches import Patches
 from keras_vit.layers.pooling import Pooling
 from keras_vit.layers.position_embedding import PositionEmbedding
@@ -25,6 +27,7 @@ __all__ = [
     "AttentionPooling",
     "Bottleneck",
     "ClassToken",
+    "ConvStem",
     "DistilledHead",
     "EncoderBlock",
     "GroupNormalization",
@@ -33,6 +36,7 @@ __all__ = [
     "MultiHeadAttention",
     "PatchDropout",
     "PatchGrid",
+    "PatchShift",
     "Patches",
     "Pooling",
     "PositionEmbedding",

@@ -1,5 +1,6 @@
 """Multi-head attention, Eq. 5 to 8: Keras' layer with faster products."""
 
+import functools
 import math
 
 import keras
@@ -9,6 +10,12 @@ from keras_vit.layers.composite import Composite
 from keras_vit.layers.relative_positions import RelativePositions
 from keras_vit.layers.rms_norm import norm_class
 from keras_vit.layers.rotary import RotaryEmbedding
+
+SCORE_SCALES = ("fixed", "learned")
+MASKED = -1e30
+"""Added to scores that do not count."""
+SHORT = 200
+"""Tokens up to which torch trains faster on a CPU, in half precision, without its kernel."""
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -33,6 +40,9 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
       of the keys.
     - `rope` rotates each head's queries and keys by their patch's position (`RotaryEmbedding`).
+    - `score_scale="learned"` replaces the 1 / sqrt(d) of Eq. 6 by a weight of each head, which
+      starts there. `score_diagonal=False` masks A_ii: no token attends to itself. Both together are
+      locality self-attention, which makes attention sharper (arXiv 2112.13492).
 
     Args:
         num_heads: h.
@@ -45,6 +55,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         key_bias: Whether the key projection has a bias too, where `use_bias` is True.
         relative: Arguments of a `RelativePositions` as a dict, or None.
+        score_scale: "fixed" (1 / sqrt(d)) or "learned", one for each head.
+        score_diagonal: Whether a token attends to itself too.
         **kwargs: Arguments of `keras.layers.MultiHeadAttention`.
 
     Call arguments:
@@ -76,9 +88,17 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         rope=None,
         key_bias=True,
         relative=None,
+        score_scale="fixed",
+        score_diagonal=True,
         **kwargs,
     ):
         super().__init__(num_heads=num_heads, key_dim=key_dim, **kwargs)
+        if score_scale not in SCORE_SCALES:
+            raise ValueError(
+                f"score_scale must be 'fixed' or 'learned'. Received: score_scale={score_scale!r}"
+            )
+        self.score_scale = score_scale
+        self.score_diagonal = score_diagonal
         self.output_bias = output_bias
         self.key_bias = key_bias
         self.qk_norm = qk_norm
@@ -110,6 +130,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             # Keras' layer has one argument for all biases.
             self.key_dense._untrack_variable(self.key_dense.bias)
             self.key_dense.bias = self.key_dense.bias_axes = None
+        if self.score_scale == "learned":
+            self.scale = self.add_weight(
+                name="score_scale",
+                shape=(self.num_heads,),
+                initializer=keras.initializers.Constant(self.key_dim**-0.5),
+            )
         if self.qk_norm:
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
@@ -197,12 +223,14 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             and all(dense.quantization_mode is None for dense in projections)
         )
 
-    def _has_kernel(self, dtype):
+    def _has_kernel(self, query, training):
         """Whether the backend has a fast attention kernel with a float32 softmax."""
-        # TensorFlow has none; JAX has none for float16 on CPU.
         backend = keras.backend.backend()
-        float16 = keras.backend.standardize_dtype(dtype) == "float16"
-        return backend == "torch" or (backend == "jax" and not float16)
+        dtype = keras.backend.standardize_dtype(query.dtype)
+        if backend == "torch":  # its gradient on a CPU is slow (`benchmarks/attention.py`)
+            short = query.shape[1] <= SHORT and dtype in ("bfloat16", "float16")
+            return not (training and short and query.device.type == "cpu")
+        return backend == "jax" and dtype != "float16"  # TensorFlow has none; JAX none for float16
 
     def _compute_attention(self, *args, **kwargs):
         x, scores = self._weighted_values(*args, **kwargs)
@@ -228,7 +256,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             scale, self._rope_scale = self._rope_scale, None
             query, key = self.rotary(query, scale), self.rotary(key, scale)
         dropped = bool(training) and self.dropout > 0
-        if (attention_mask is not None or kwargs) and self.relative is None:
+        as_in_keras = self.relative is None and self.score_scale == "fixed" and self.score_diagonal
+        if (attention_mask is not None or kwargs) and as_in_keras:
             return super()._compute_attention(
                 query,
                 key,
@@ -238,22 +267,25 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
                 return_attention_scores=return_attention_scores,
                 **kwargs,
             )
+        mask = self._mask(query, key, attention_mask, **kwargs)  # (1 or B, 1 or h, T, T) or None
         bias = None
         if self.relative is not None:
-            q = ops.multiply(query, self.key_dim**-0.5)
-            bias = self._bias(q, key, attention_mask, **kwargs)
+            bias, mask = self._bias(query, mask), None
         # The kernels add the bias in the dtype of the query.
         exact = bias is None or bias.dtype == query.dtype
-        if self._has_kernel(query.dtype) and exact and not (dropped or return_attention_scores):
+        if self._has_kernel(query, training) and exact and not (dropped or return_attention_scores):
+            fixed = self.score_scale == "fixed"
             return ops.dot_product_attention(
-                query,
+                query if fixed else self._scaled(query),
                 key,
                 value,
                 bias,
-                scale=self.key_dim**-0.5,
+                mask,
+                scale=self.key_dim**-0.5 if fixed else 1.0,
                 flash_attention=self._flash_attention,
             ), None
-        q = ops.transpose(ops.multiply(query, self.key_dim**-0.5), (0, 2, 1, 3))  # (B, h, T, d)
+        bias = bias if mask is None else ops.where(mask, 0.0, MASKED)
+        q = ops.transpose(self._scaled(query), (0, 2, 1, 3))  # (B, h, T, d)
         k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
         v = ops.transpose(value, (0, 2, 1, 3))  # (B, h, T, d)
         scores = ops.matmul(q, k)  # (B, h, T, T)
@@ -265,23 +297,34 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         x = ops.transpose(ops.matmul(weights, v), (0, 2, 1, 3))  # (B, T, h, d)
         return x, scores
 
-    def _bias(self, query, key, mask, use_causal_mask=False):
-        """The relative positions, and a large negative number where a mask is False."""
-        if query.shape[1] != key.shape[1]:
+    def _scaled(self, query):
+        """Queries times the scale of the scores, `(B, T, h, d)`."""
+        fixed = self.score_scale == "fixed"
+        scale = self.key_dim**-0.5 if fixed else ops.expand_dims(self.scale, -1)  # (h, 1)
+        return ops.multiply(query, scale)
+
+    def _mask(self, query, key, mask, use_causal_mask=False):
+        """Which scores count, of the caller's mask and the diagonal; None if all do."""
+        if not (self.relative is None and self.score_diagonal) and query.shape[1] != key.shape[1]:
             raise ValueError(
-                "value must have as many tokens as query, those of the grid, for "
-                f"relative={self.relative!r}. "
-                f"Received: {key.shape[1]} for {query.shape[1]} tokens"
+                "value must have as many tokens as query for relative positions and without the "
+                f"diagonal. Received: {key.shape[1]} for {query.shape[1]} tokens"
             )
-        bias = self.relative_positions(query)  # (h, T, T) or (B, h, T, T)
-        bias = ops.expand_dims(bias, 0) if len(bias.shape) == 3 else bias
+        masks = [] if mask is None else [ops.cast(mask, "bool")]
         if use_causal_mask:
-            causal = self._compute_causal_mask(query)  # (1, T, T)
-            mask = causal if mask is None else ops.logical_and(ops.cast(mask, "bool"), causal)
-        if mask is None:
-            return bias  # (1 or B, h, T, T)
-        mask = ops.expand_dims(mask, 1) if len(mask.shape) == 3 else mask  # (B, 1 or h, T, T)
-        return ops.where(ops.cast(mask, "bool"), bias, -1e30)
+            masks.append(self._compute_causal_mask(query))  # (1, T, T)
+        if not self.score_diagonal:
+            masks.append(ops.logical_not(ops.eye(ops.shape(query)[1], dtype="bool"))[None])
+        if not masks:
+            return None
+        masks = [mask if len(mask.shape) == 4 else ops.expand_dims(mask, 1) for mask in masks]
+        return functools.reduce(ops.logical_and, masks)
+
+    def _bias(self, query, mask):
+        """The relative positions, and a large negative number where a mask is False."""
+        bias = self.relative_positions(self._scaled(query))  # (h, T, T) or (B, h, T, T)
+        bias = ops.expand_dims(bias, 0) if len(bias.shape) == 3 else bias
+        return bias if mask is None else ops.where(mask, bias, MASKED)
 
     def get_config(self):
         return {
@@ -294,6 +337,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             "rope": self.rope and dict(self.rope),
             "relative": self.relative and dict(self.relative),
             "key_bias": self.key_bias,
+            "score_scale": self.score_scale,
+            "score_diagonal": self.score_diagonal,
         }
 
 

@@ -38,6 +38,8 @@ class EncoderBlock(Composite):
         qk_norm: Whether to normalize queries and keys.
         rope: Arguments of a `RotaryEmbedding` as a dict, or None.
         relative: Arguments of a `RelativePositions` as a dict, or None.
+        score_scale: "fixed" (1 / sqrt(d)) or "learned", one for each head.
+        score_diagonal: Whether a token attends to itself too.
         attention_inner_norm: Whether to normalize the concatenated heads.
         mlp: "mlp" or "swiglu", a gated one.
         mlp_inner_norm: Whether a LayerNorm is applied inside the MLP, before its last Dense.
@@ -84,6 +86,8 @@ class EncoderBlock(Composite):
         mlp="mlp",
         mlp_inner_norm=False,
         relative=None,
+        score_scale="fixed",
+        score_diagonal=True,
         gelu="exact",
         dense_bias=True,
         norm_kind="layer",
@@ -118,6 +122,8 @@ class EncoderBlock(Composite):
         self.mlp_kind = mlp
         self.mlp_inner_norm = mlp_inner_norm
         self.relative = relative
+        self.score_scale = score_scale
+        self.score_diagonal = score_diagonal
         self.gelu = gelu
         self.dense_bias = dense_bias
         self.norm_kind = norm_kind
@@ -138,6 +144,8 @@ class EncoderBlock(Composite):
             head_dim,
             qk_norm=qk_norm,
             relative=relative,
+            score_scale=score_scale,
+            score_diagonal=score_diagonal,
             inner_norm=attention_inner_norm,
             norm_epsilon=norm_epsilon,
             rope=rope,
@@ -249,6 +257,8 @@ class EncoderBlock(Composite):
             "mlp": self.mlp_kind,
             "mlp_inner_norm": self.mlp_inner_norm,
             "relative": self.relative and dict(self.relative),
+            "score_scale": self.score_scale,
+            "score_diagonal": self.score_diagonal,
             "gelu": self.gelu,
             "dense_bias": self.dense_bias,
             "norm_kind": self.norm_kind,

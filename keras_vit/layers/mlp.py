@@ -51,6 +51,9 @@ class MLP(Composite):
     (2, 5, 8)
     """
 
+    QUICK = 1.702
+    """The number in QuickGELU."""
+
     def __init__(
         self,
         hidden_dim,
@@ -125,7 +128,7 @@ class MLP(Composite):
 
     def _gelu(self, x, training):
         if self.gelu == "quick":
-            return ops.multiply(x, ops.sigmoid(ops.multiply(x, 1.702)))
+            return ops.multiply(x, ops.sigmoid(ops.multiply(x, self.QUICK)))
         # In training TensorFlow does not fuse the GELU, and its exact GELU is slow.
         if training and self.gelu == "exact" and keras.backend.backend() == "tensorflow":
             exact = keras.backend.result_type(x.dtype, "float32")

@@ -15,13 +15,14 @@ class Patches(Composite):
 
     `x_p^i E + b`, which is a convolution whose stride equals its kernel size. With `norm`, a
     LayerNorm is applied to the P * P * C numbers of each patch, and another to its projection, as
-    in vit-pytorch; with `norm="after"` only the latter.
+    in vit-pytorch; with `norm="before"` or `norm="after"` only one of them.
 
     Args:
         width: D, the size of a token.
         patch_size: Height and width of a patch; one int means a square.
         use_bias: Whether the projection has a bias.
-        norm: Whether to apply LayerNorms before and after the projection, or only "after" it.
+        norm: Whether to apply LayerNorms before and after the projection, or only one: "before" or
+            "after" it.
         norm_epsilon: Epsilon of these norms.
         ignore_remainder: Whether pixels after the last whole patch of a row or column are ignored.
         norm_kind: "layer" (LayerNorm) or "rms" (RMSNorm).
@@ -65,8 +66,10 @@ class Patches(Composite):
             raise ValueError(f"width must be a positive int. Received: width={width!r}")
         self.width = width
         self.patch_size = pair
-        if norm not in (True, False, "after"):
-            raise ValueError(f"norm must be True, False or 'after'. Received: norm={norm!r}")
+        if norm not in (True, False, "before", "after"):
+            raise ValueError(
+                f"norm must be True, False, 'before' or 'after'. Received: norm={norm!r}"
+            )
         self.use_bias = use_bias
         self.norm = norm
         self.norm_epsilon = norm_epsilon
@@ -84,10 +87,8 @@ class Patches(Composite):
             dtype=self.dtype_policy,
             name="projection",
         )
-        if norm is True:
-            self.norm_before = self._norm("norm_before")
-        if norm:
-            self.norm_after = self._norm("norm_after")
+        self.norm_before = self._norm("norm_before") if norm in (True, "before") else None
+        self.norm_after = self._norm("norm_after") if norm in (True, "after") else None
 
     def _norm(self, name):
         cls = norm_class(self.norm_kind)
@@ -106,32 +107,36 @@ class Patches(Composite):
                     f"divides. Received: images with shape {tuple(input_shape)}"
                 )
         self.projection.build(input_shape)
-        if self.norm is True:
+        if self.norm_before is not None:
             ph, pw = self.patch_size
             self.norm_before.build((None, None, ph * pw * input_shape[-1]))
-        if self.norm:
+        if self.norm_after is not None:
             self.norm_after.build((None, None, self.width))
         self.built = True
         self._restore_trainable()
 
     def call(self, images):
-        if self.norm is True:
-            return self._normalized(images)
-        x = self.projection(images)  # (B, H / P, W / P, D)
-        _, gh, gw, width = ops.shape(x)
-        x = ops.reshape(x, (-1, gh * gw, width))  # (B, N, D)
-        return self.norm_after(x) if self.norm else x
+        if self.norm_before is not None:
+            x = self._normalized(images, self.norm_before)
+        else:
+            x = self.projection(images)  # (B, H / P, W / P, D)
+            _, gh, gw, width = ops.shape(x)
+            x = ops.reshape(x, (-1, gh * gw, width))  # (B, N, D)
+        return x if self.norm_after is None else self.norm_after(x)
 
-    def _normalized(self, images):
+    def _normalized(self, images, norm):
+        """The projection of normalized patches, `(B, N, D)`."""
         _, height, width, channels = ops.shape(images)
         ph, pw = self.patch_size
         gh, gw = height // ph, width // pw
         x = images[:, : gh * ph, : gw * pw]
         x = ops.reshape(x, (-1, gh, ph, gw, pw, channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))  # (B, gh, gw, P, P, C)
-        x = self.norm_before(ops.reshape(x, (-1, gh * gw, ph * pw * channels)))  # (B, N, P * P * C)
-        x = self.projection(ops.reshape(x, (-1, ph, pw, channels)))  # (B * N, 1, 1, D)
-        return self.norm_after(ops.reshape(x, (-1, gh * gw, self.width)))  # (B, N, D)
+        x = norm(ops.reshape(x, (-1, gh * gw, ph * pw * channels)))  # (B, N, P * P * C)
+        # A convolution of B * N images of one patch would be slower.
+        kernel = ops.reshape(self.projection.kernel, (ph * pw * channels, self.width))
+        x = ops.matmul(x, kernel)  # (B, N, D)
+        return ops.add(x, self.projection.bias) if self.use_bias else x
 
     def compute_output_shape(self, input_shape):
         batch, height, width, _ = input_shape

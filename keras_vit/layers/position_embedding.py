@@ -118,24 +118,25 @@ class PositionEmbedding(keras.layers.Layer):
         }
 
 
-def sincos_2d(grid, width, temperature=10_000.0):
+def sincos_2d(grid, width, temperature=10_000.0, endpoint=True):
     """The table of "Better plain ViT baselines": a quarter each of sin x, cos x, sin y and cos y.
 
     Args:
         grid: Rows and columns of patches.
         width: D, a multiple of 4.
         temperature: The longest wavelength, in patches, divided by 2 pi.
+        endpoint: Whether this wavelength is the last one. False: the one after the last (MAE).
 
     Returns:
         float32 array `(rows * columns, width)`.
 
     Reference:
-        arXiv 2205.01580, whose exponents are multiples of 1 / (D/4 - 1). Those of MAE are multiples
-        of 1 / (D/4); its checkpoints contain the table.
+        arXiv 2205.01580, whose exponents are multiples of 1 / (D/4 - 1). Those of MAE (arXiv
+        2111.06377) are multiples of 1 / (D/4).
     """
     height, columns = grid
     quarter = width // 4
-    omega = temperature ** -(np.arange(quarter) / max(quarter - 1, 1))
+    omega = temperature ** -(np.arange(quarter) / max(quarter - bool(endpoint), 1))
     # Each row and column is computed once, in float64, and broadcast over the grid.
     x, y = (np.arange(n, dtype="float64")[:, None] * omega for n in (columns, height))
     table = np.empty((height, columns, 4, quarter), "float32")

@@ -10,7 +10,7 @@ GROUPS = 32
 """Groups of channels of every group norm."""
 EXPANSION = 4
 """A bottleneck gives so many times the channels that it works with."""
-STANDARDIZATIONS = ("deviation", "variance")
+STANDARDIZATIONS = ("deviation", "variance", "none")
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -21,14 +21,15 @@ class StdConv2D(keras.layers.Layer):
 
     Each filter has mean 0 and deviation 1 over its k * k * C numbers: w' = (w - mean) / std, where
     a small number keeps the divisor from 0. It is added to the deviation, std(w) + 1e-5, or to the
-    variance, sqrt(var(w) + 1e-8). Edges are padded with zeros as TensorFlow's "SAME" does: with a
-    stride of 2, one more below and on the right than above and on the left.
+    variance, sqrt(var(w) + 1e-8). With "none" the kernel stays as it is. Edges are padded with
+    zeros as TensorFlow's "SAME" does: with a stride of 2, one more below and on the right than
+    above and on the left.
 
     Args:
         filters: F.
         kernel_size: k.
         strides: s.
-        standardization: "deviation" (vision_transformer) or "variance" (timm).
+        standardization: "deviation" (vision_transformer), "variance" (timm) or "none".
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -75,6 +76,8 @@ class StdConv2D(keras.layers.Layer):
         """w', `(k, k, C, F)` in at least float32."""
         w = ops.convert_to_tensor(self.kernel)
         w = ops.cast(w, keras.backend.result_type(w.dtype, "float32"))
+        if self.standardization == "none":
+            return w
         w = ops.subtract(w, ops.mean(w, axis=(0, 1, 2), keepdims=True))
         variance = ops.mean(ops.square(w), axis=(0, 1, 2), keepdims=True)  # (1, 1, 1, F)
         if self.standardization == "variance":

@@ -1,13 +1,17 @@
 """From a recipe to a compiled Keras model."""
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import keras
 
 import keras_vit
 from keras_vit.train.distribution import Devices
+from keras_vit.train.objectives.by_name import objective_class, split_options
 from keras_vit.train.optim.optimizer import make_optimizer
 from keras_vit.train.recipe import Recipe
+from keras_vit.train.recomputation import remat
 
 
 class SigmoidCrossentropy(keras.losses.Loss):
@@ -44,10 +48,18 @@ def build_model(recipe: Recipe, source: Any) -> keras_vit.ViT:
         source: The data: its `num_classes`, `labels` and `shape`.
 
     Returns:
-        A `ViT`; for "linear_probe" and "lora" with all other weights frozen.
+        A `ViT`; for "linear_probe" and "lora" with all other weights frozen. It has no head if the
+        objective needs no labels.
     """
+    if recipe.model.method != "full" and recipe.objective.name != "labels":
+        raise ValueError(
+            f"model.method must be 'full' for objective.name={recipe.objective.name!r}. "
+            f"Received: model.method={recipe.model.method!r}"
+        )
     part = recipe.model
     fields = {"num_classes": source.num_classes, "labels": source.labels}
+    if not recipe.objective.needs_labels:
+        fields = {"num_classes": 0, "labels": None}
     *size, channels = source.shape
     if channels is not None:
         fields["in_channels"] = channels
@@ -71,33 +83,69 @@ def build_model(recipe: Recipe, source: Any) -> keras_vit.ViT:
             layer.trainable = layer.name == "head"
     elif part.method == "lora":
         model.enable_lora(part.lora_rank)
+    if recipe.run.remat:
+        remat(model)
     return model
 
 
+def build_objective(vit: keras_vit.ViT, recipe: Recipe, steps: int) -> keras.Model:
+    """What is trained: the objective of the recipe around a ViT, or for labels the ViT itself.
+
+    Args:
+        vit: The model of `build_model`.
+        recipe: A `Recipe`.
+        steps: Batches in the whole run.
+    """
+    name = recipe.objective.name
+    if name == "labels":
+        return vit
+    arguments = {
+        "seed": recipe.run.seed,
+        "steps": steps,
+        "label_smoothing": recipe.loss.label_smoothing,
+    }
+    if recipe.objective.teacher is not None:
+        arguments["teacher"] = _teacher(recipe.objective.teacher)
+    cls = objective_class(name)
+    taken = inspect.signature(cls).parameters
+    given = {k: v for k, v in arguments.items() if k in taken}
+    return cls(vit, **given, **split_options(name, recipe.objective.checked().options)[0])
+
+
+def _teacher(path: str) -> keras.Model:
+    if path.endswith(".keras") and Path(path).is_file():  # of any Keras model
+        return keras.saving.load_model(path, compile=False)
+    return keras_vit.from_pretrained(path)
+
+
 def compile_model(
-    model: keras_vit.ViT, recipe: Recipe, steps: int, devices: Devices | None = None
+    model: keras.Model, recipe: Recipe, steps: int, devices: Devices | None = None
 ) -> None:
     """Compiles the model by the recipe.
 
     Args:
-        model: The model of `build_model`.
+        model: The model of `build_model`, or of `build_objective`.
         recipe: A `Recipe`.
         steps: Batches in the whole run, over which the learning rate is scheduled.
         devices: What `keras_vit.train.scope` yields; None is one device.
     """
     devices = devices or Devices()
-    make = keras.losses.CategoricalCrossentropy
-    smoothing = recipe.loss.label_smoothing
-    sigmoid = recipe.loss.name == "sigmoid"
+    loss, weighted_metrics = None, None
+    if recipe.objective.name == "labels":
+        smoothing = recipe.loss.label_smoothing
+        if recipe.loss.name == "sigmoid":
+            loss = SigmoidCrossentropy(smoothing)
+        else:
+            loss = keras.losses.CategoricalCrossentropy(True, label_smoothing=smoothing)
+    if recipe.objective.needs_labels:
+        # Devices that share a batch evaluate on full batches, in which padding has no weight.
+        weighted_metrics = metrics(getattr(model, "vit", model).config.num_classes)
     model.compile(
         optimizer=devices.optimizer(
             lambda: make_optimizer(recipe, model, steps), recipe.run.precision
         ),
-        loss=SigmoidCrossentropy(smoothing)
-        if sigmoid
-        else make(from_logits=True, label_smoothing=smoothing),
-        # Devices that share a batch evaluate on full batches, in which padding has no weight.
-        weighted_metrics=metrics(model.config.num_classes),
+        loss=loss,
+        weighted_metrics=weighted_metrics,
         jit_compile=devices.jit_compile(recipe.run.jit_compile),
         steps_per_execution=recipe.run.steps_per_execution,
     )

@@ -1,4 +1,4 @@
-"""Accuracy of a model or of a run: top-1 and top-5, every sample counted once."""
+"""Accuracy of a model or of a run: top-1 and top-5, or of its features; each sample counts once."""
 
 import dataclasses
 import logging
@@ -15,6 +15,7 @@ from keras_vit.train.data.batching import test_batches
 from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.distribution.devices import jit_compile
 from keras_vit.train.few_shot import evaluate_few_shot
+from keras_vit.train.knn import evaluate_knn
 from keras_vit.train.recipe import Data, Recipe
 from keras_vit.train.run import report
 from keras_vit.train.run.run_status import MODEL, RECIPE
@@ -30,6 +31,7 @@ def evaluate(
     split: str | None = None,
     batch_size: int | None = None,
     few_shot: Sequence[int] = (),
+    knn: int | None = None,
 ) -> dict[str, Any]:
     """Evaluates a saved model on test data.
 
@@ -40,10 +42,12 @@ def evaluate(
         split: A TFDS split or a sub-folder; None is the test split of the run, or "test".
         batch_size: None is that of the run, or 128.
         few_shot: Adds the paper's linear evaluation on so many training images a class.
+        knn: Adds the accuracy of so many nearest neighbors among the training images, by features.
+            None is 20 for a model without a head, and does without for others.
 
     Returns:
-        "model", "data", "samples", "seconds", "top1", with more than five classes "top5", and a
-        "few_shot_N" for each of `few_shot`.
+        "model", "data", "samples", "seconds", "top1", with more than five classes "top5", a
+        "few_shot_N" for each of `few_shot`, and "knn". A model without a head has no "top1".
 
     Example:
 
@@ -54,24 +58,33 @@ def evaluate(
     chosen = _data(model, run, data, path, split)
     loaded = _load(model if run is None else folder / MODEL)
     source = open_source(chosen)
-    _check_classes(loaded.config, source)
+    headless = not loaded.config.num_classes
+    if not headless:
+        _check_classes(loaded.config, source)
     of_run = run and (run.evaluation.batch_size or run.run.batch_size)
     batch_size = batch_size or of_run or 128
     tests = test_batches(source.test, loaded.config, batch_size, source.num_classes)
+    images = test_batches(source.train, loaded.config, batch_size, source.num_classes)
     start = time.monotonic()
-    predictions = report.predict(loaded, tests)
+    reached = {}
+    if not headless:
+        predictions = report.predict(loaded, tests)
+        reached["top1"] = predictions.top1
+        if predictions.top5 is not None:
+            reached["top5"] = predictions.top5
     found = {
         "model": str(model),
         "data": f"{chosen.source}:{chosen.test}",
-        "samples": len(predictions.truth),
+        "samples": source.test.num_examples,
         "seconds": time.monotonic() - start,
-        "top1": predictions.top1,
+        **reached,
     }
-    if predictions.top5 is not None:
-        found["top5"] = predictions.top5
     if few_shot:
-        images = test_batches(source.train, loaded.config, batch_size, source.num_classes)
         found |= evaluate_few_shot(loaded, images, tests, few_shot)
+    if knn is not None or headless:
+        found["knn"] = evaluate_knn(loaded, images, tests, k=20 if knn is None else knn)
+        if headless:
+            found["seconds"] = time.monotonic() - start
     return found
 
 

@@ -5,12 +5,14 @@ paper leaves open is as in big_vision: features whitened by the mean and deviati
 images, L2 regularization of 2^10, three draws of images, and more shots extend fewer.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import keras
 import numpy as np
 
 from keras_vit.preprocessing import MAKE, check_normalized
+from keras_vit.train.distribution.devices import jit_compile
 
 L2 = 2.0**10
 BIAS = 100.0  # large, so that the constant feature is hardly regularized
@@ -78,13 +80,11 @@ def evaluate_few_shot(
     Returns:
         "few_shot_5" -> accuracy, for each of `shots`.
     """
-    backbone = model.features()
-    if len(backbone.output_shape) != 2:
-        raise ValueError(
-            "model must have one feature vector an image. "
-            f"Received: a model with features of shape {backbone.output_shape}"
-        )
-    data = (*_extract(model, backbone, train), *_extract(model, backbone, test))
+    backbone = feature_model(model)
+    data = (
+        *extract_features(model, backbone, train),
+        *extract_features(model, backbone, test),
+    )
     return {
         f"few_shot_{n}": float(np.mean([few_shot_accuracy(*data, n, s, l2) for s in range(seeds)]))
         for n in shots
@@ -108,17 +108,51 @@ def solve(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
     return x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(n), y)  # the same, from a smaller system
 
 
-def _whiten(x, mean, std):
-    return np.pad((x - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS)  # (n, D + 1)
+def feature_model(model: keras.Model) -> keras.Model:
+    """A model of what a ViT's head reads, one vector an image; it shares the ViT's weights."""
+    backbone = model.features()
+    if len(backbone.output_shape) != 2:
+        raise ValueError(
+            "model must have one feature vector an image. "
+            f"Received: a model with features of shape {backbone.output_shape}"
+        )
+    if not jit_compile():
+        backbone.jit_compile = False
+    return backbone
 
 
-def _extract(model, backbone, batches):
-    """Features and integer labels of all batches."""
-    features, labels = [], []
+def extract_features(
+    model: keras.Model, backbone: keras.Model, batches: Iterable, count: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features and integer labels of images.
+
+    Args:
+        model: A `ViT`.
+        backbone: What `feature_model` returns for it.
+        batches: Batches of (images, one-hot targets), normalized as the model takes them.
+        count: How many images are read; None is all of them.
+
+    Returns:
+        float32 `(n, D)` and whole numbers `(n,)`.
+    """
+    features, labels, left = [], [], math.inf if count is None else count
     for images, targets in batches:
         images = np.asarray(images)
         check_normalized(images, model.config, advice=f"{MAKE}.")
-        out = backbone.predict_on_batch(images)
-        features.append(np.asarray(out, "float32"))
-        labels.append(np.asarray(targets).argmax(-1))
+        out = keras.ops.convert_to_numpy(backbone.predict_on_batch(images))
+        targets = np.asarray(targets)
+        if not targets.shape[-1]:
+            raise ValueError("batches must have labels. Received: targets without classes")
+        rows = int(min(len(out), left))
+        features.append(np.asarray(out[:rows], "float32"))
+        labels.append(targets[:rows].argmax(-1))
+        left -= rows
+        if left <= 0:
+            break
+    if not features:
+        raise ValueError("batches must hold at least one image. Received: none")
     return np.concatenate(features), np.concatenate(labels)
+
+
+def _whiten(x, mean, std):
+    return np.pad((x - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS)  # (n, D + 1)

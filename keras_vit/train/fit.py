@@ -26,23 +26,20 @@ import numpy as np
 
 import keras_vit
 from keras_vit.atomic import TEMPORARY, atomic_path
-from keras_vit.model_weights import float32_copy, merged_weights
-from keras_vit.train import distribution
-from keras_vit.train.build import build_model, compile_model
+from keras_vit.train import distribution, finish, run_batches
+from keras_vit.train.build import build_model, build_objective, compile_model
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
 from keras_vit.train.checkpoint.files import Start
 from keras_vit.train.checkpoint.lock import Lock
 from keras_vit.train.checkpoint.sigterm import CODE
-from keras_vit.train.data.batching import test_batches, train_batches
 from keras_vit.train.data.sources import Source, open_source
-from keras_vit.train.data.splits import Part
-from keras_vit.train.few_shot import evaluate_few_shot
 from keras_vit.train.optim.schedule import PerUpdate, make_schedule
-from keras_vit.train.recipe import Recipe, changed_fields, override
-from keras_vit.train.recipe_files import load_recipe
+from keras_vit.train.recipe import Augment, Recipe, changed_fields
+from keras_vit.train.recipe_files import resolve_recipe
 from keras_vit.train.run import callbacks as watch
-from keras_vit.train.run import report, report_figures, run_folder, trained_model
-from keras_vit.train.run.run_status import CHECKPOINTS, LOG, MODEL, RECIPE, RESULTS
+from keras_vit.train.run import run_folder
+from keras_vit.train.run.run_status import CHECKPOINTS, LOG, RECIPE, RESULTS
+from keras_vit.train.run.summary import summary_of_plan, summary_of_results
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +51,45 @@ class RunPlan:
     recipe: Recipe
     source: Source
     devices: distribution.Devices
-    model: keras_vit.ViT
+    model: keras.Model
+    """What `fit` trains: a `ViT`, or an objective around one."""
     steps: int
     """Batches in the whole run."""
     epochs: int
     steps_per_epoch: int
     start: Start = Start()
     """Where it begins or resumes."""
+
+    @property
+    def vit(self) -> keras_vit.ViT:
+        """The model that is trained, without the objective's other parts."""
+        return getattr(self.model, "vit", self.model)
+
+    @property
+    def views(self) -> dict[str, Any] | None:
+        """The arguments of `multi_crop`, if the model is trained on views of each image."""
+        return run_batches.views_of(self.recipe)
+
+    @property
+    def knn(self) -> int:
+        """How many images the k-NN evaluation reads; 0 for none."""
+        labels = self.recipe.objective.needs_labels
+        return 0 if labels or not self.source.num_classes else self.recipe.evaluation.knn
+
+    @property
+    def monitor(self) -> str:
+        """The value in the logs that tells the best epoch."""
+        if self.recipe.objective.needs_labels:
+            return "val_accuracy"
+        # The loss of views compares a model with itself: it is lower for one that learns nothing.
+        knn = self.knn and self.devices.replicas == 1 and self.views is not None
+        return "val_knn" if knn else "val_loss"
+
+    @property
+    def evaluation_batch(self) -> int:
+        """The recipe's batch size for evaluation, rounded up to a multiple of the devices."""
+        size, replicas = self.recipe.evaluation.batch_size, self.devices.replicas
+        return -(-(size or self.recipe.run.batch_size) // replicas) * replicas
 
 
 def epochs_of(steps: int, num_examples: int, batch_size: int, multiple: int = 1) -> tuple[int, int]:
@@ -117,21 +146,16 @@ def train(
 
     Returns:
         The results: "top1", "top5", "steps", "seconds", "images_per_second", and "few_shot" if the
-        recipe asks for it. Empty in all processes but the first.
+        recipe asks for it. Of an objective that needs no labels, "val_loss" and, if the data has
+        labels, "knn" instead of the first two. Empty in all processes but the first.
 
     Example:
 
     >>> results = keras_vit.train.train("digits", "runs/digits", overrides=["run.epochs=10"])
     """
     workdir = Path(workdir)
-    if recipe is None:
-        recipe = run_folder.read_recipe(workdir)
-    elif not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe)
-    recipe = override(recipe, overrides)
-    if data is not None:
-        changed = dataclasses.replace(recipe.data, path=os.fspath(data))
-        recipe = dataclasses.replace(recipe, data=changed)
+    recipe = run_folder.read_recipe(workdir) if recipe is None else recipe
+    recipe = resolve_recipe(recipe, overrides, data)
     say = say or _say_nothing
     lock, checkpoint = Lock(workdir), None
     try:
@@ -144,7 +168,7 @@ def train(
                 if not where.is_chief:
                     return {}
                 say("This run was finished before, and is left alone.")
-                say(_summary_of_results(results, workdir))
+                say(summary_of_results(results, workdir))
                 return results
             plan = _plan(recipe, where)
             if where.is_chief:
@@ -153,8 +177,8 @@ def train(
             checkpoint = Checkpoint(
                 workdir / CHECKPOINTS,
                 every_minutes=recipe.run.checkpoint_minutes,
-                monitor="val_accuracy",
-                mode="max",
+                monitor=plan.monitor,
+                mode="min" if plan.monitor == "val_loss" else "max",
                 devices=where,
             )
             run_folder.check_shared(workdir, where)
@@ -163,16 +187,16 @@ def train(
             checkpoint.extra = _facts_of(plan)
             if where.is_chief:
                 _begin(plan, workdir)
-                say(_summary_of_plan(plan))
+                say(summary_of_plan(plan))
             # If this very run has reached its end, only the report is missing.
             if plan.start.stopped and plan.start.extra["recipe"] == recipe.to_dict():
                 plan.epochs = plan.start.epoch
             results = _fit(plan, workdir, checkpoint, verbose, callbacks)
-            weights = merged_weights(plan.model)
+            weights = finish.trained_weights(plan)
         if not where.is_chief:
             return {}
-        results = _finish(plan, workdir, weights, results)
-        say(_summary_of_results(results, workdir))
+        results = finish.finish(plan, workdir, weights, results)
+        say(summary_of_results(results, workdir))
         return results
     except ConnectionError as error:
         if checkpoint is None or not checkpoint.interrupted:
@@ -190,7 +214,7 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:
     """Opens the data and builds the model, or raises if they do not fit the recipe."""
     if not devices.is_chief:
         devices.barrier()  # one process downloads, the others wait
-    source = open_source(recipe.data)
+    source = open_source(recipe.data, needs_labels=recipe.objective.needs_labels)
     if devices.is_chief:
         devices.barrier()
     batch = recipe.run.batch_size
@@ -203,6 +227,20 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:
     devices.check_batch(batch, "run.batch_size")
     steps, evaluation = recipe.steps(num_examples), recipe.evaluation
     size = evaluation.batch_size
+    if recipe.objective.name == "dino" and recipe.augment != Augment():
+        raise ValueError(
+            "augment must be left out for objective.name='dino', whose views are set by "
+            f"objective.options. Received: augment={recipe.augment}"
+        )
+    if evaluation.few_shot and not source.num_classes:
+        raise ValueError(
+            "evaluation.few_shot must be () for images without labels. "
+            f"Received: evaluation.few_shot={evaluation.few_shot}"
+        )
+    if evaluation.knn < 0:
+        raise ValueError(
+            f"evaluation.knn must be at least 0. Received: evaluation.knn={evaluation.knn}"
+        )
     for name, value in (
         ("run.steps", steps),
         ("run.steps_per_execution", recipe.run.steps_per_execution),
@@ -214,7 +252,7 @@ def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:
             raise ValueError(f"{name} must be at least 1. Received: {name}={value}")
     epochs, each = epochs_of(steps, num_examples, batch, recipe.run.steps_per_execution)
     keras.utils.set_random_seed(recipe.run.seed)
-    model = build_model(recipe, source)
+    model = build_objective(build_model(recipe, source), recipe, steps)
     compile_model(model, recipe, steps, devices)
     return RunPlan(recipe, source, devices, model, steps, epochs, each)
 
@@ -279,33 +317,27 @@ def _begin(plan: RunPlan, workdir: Path) -> None:
 
 def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[str, Any]:
     """Trains, in every process."""
-    recipe, devices, config = plan.recipe, plan.devices, plan.model.config
+    recipe, devices = plan.recipe, plan.devices
     batch, every = recipe.run.batch_size, recipe.evaluation.every
     schedule = make_schedule(
         recipe.schedule, recipe.learning_rate, plan.steps // recipe.optimizer.accumulate
     )
     progress = watch.Progress(batch, plan.steps, PerUpdate(schedule, recipe.optimizer.accumulate))
-    observers = [watch.StopAfter(plan.steps), progress]
+    observers: list[keras.callbacks.Callback] = [watch.StopAfter(plan.steps), progress]
+    if plan.knn and devices.replicas == 1:
+        observers.append(run_batches.knn(plan))
     if recipe.optimizer.ema_momentum is not None:
         observers.append(watch.EvaluateAverage())
     if devices.is_chief:
         observers += [watch.JsonLines(workdir / LOG), watch.EventFiles(workdir / "logs")]
     else:
         verbose = 0
-    one = (devices.process, devices.processes)
-    batches = train_batches(
-        plan.source, config, recipe.augment, batch, recipe.run.seed, plan.start.step, *one
-    )
-    size, part = _evaluation_batch(plan), None
-    if devices.replicas > 1:
-        part = Part.of(size, *one)
-    tests = test_batches(plan.source.test, config, size, plan.source.num_classes, part)
     plan.model.fit(
-        devices.distribute(batches),
+        devices.distribute(run_batches.training(plan)),
         epochs=plan.epochs,
         initial_epoch=plan.start.epoch,
         steps_per_epoch=plan.steps_per_epoch,
-        validation_data=devices.distribute(tests),
+        validation_data=devices.distribute(run_batches.evaluation(plan)),
         validation_freq=sorted({*range(every, plan.epochs + 1, every), plan.epochs}),
         callbacks=checkpoint.around([*observers, *callbacks]),
         shuffle=False,  # the batches are shuffled already, and Keras would warn
@@ -319,89 +351,8 @@ def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[s
     }
 
 
-def _finish(plan: RunPlan, workdir: Path, weights, reached: dict[str, Any]) -> dict[str, Any]:
-    """Saves the model, evaluates it and writes the report, in one process on one device."""
-    recipe, source = plan.recipe, plan.source
-    model = float32_copy(plan.model, weights)
-    size = _evaluation_batch(plan)
-    tests = test_batches(source.test, model.config, size, source.num_classes)
-    model = trained_model.save_model(model, workdir / MODEL, recipe.loss.name, tests)
-    predictions = report.predict(model, tests)
-    reached = {"top1": predictions.top1, "top5": predictions.top5, **reached}
-    if shots := recipe.evaluation.few_shot:
-        pictures = test_batches(source.train, model.config, size, source.num_classes)
-        reached["few_shot"] = evaluate_few_shot(model, pictures, tests, shots)
-    batch, num_examples = recipe.run.batch_size, source.train.num_examples
-    steps = reached["steps"]
-    facts = {
-        "training": f"{steps:,} steps of {batch}, {steps * batch / num_examples:.4g} "
-        f"epochs of {num_examples:,} images",
-        "time": f"{reached['seconds'] / 60:.1f} minutes, evaluation included",
-        "images a second": f"{reached['images_per_second']:,.0f}, without evaluation",
-        "parameters": f"{model.count_params():,}",
-        "machine": machine(plan.devices),
-    }
-    for name, value in reached.get("few_shot", {}).items():
-        facts[f"linear, {name.removeprefix('few_shot_')} images a class"] = f"{value:.2%}"
-    figures = report_figures.draw(model, source.test.ordered().as_numpy_iterator(), workdir)
-    report.write(workdir, recipe, predictions, facts, model.config.labels, figures)
-    with atomic_path(workdir / RESULTS) as temporary:  # last: the run is finished
-        temporary.write_text(json.dumps(reached, indent=2) + "\n", encoding="utf-8")
-    return reached
-
-
-def _evaluation_batch(plan: RunPlan) -> int:
-    """The recipe's batch size for evaluation, rounded up to a multiple of the devices."""
-    size, replicas = plan.recipe.evaluation.batch_size, plan.devices.replicas
-    return -(-(size or plan.recipe.run.batch_size) // replicas) * replicas
-
-
-def _summary_of_plan(plan: RunPlan) -> str:
-    """What is about to be trained, on what."""
-    recipe, source, devices = plan.recipe, plan.source, plan.devices
-    batch = recipe.run.batch_size
-    lines = [
-        f"{recipe.name}: {plan.model.count_params():,} parameters, "
-        f"{source.train.num_examples:,} training and {source.test.num_examples:,} test "
-        f"images of {source.num_classes} classes",
-        machine(devices),
-    ]
-    update = batch * recipe.optimizer.accumulate
-    line = f"{plan.steps:,} steps of {batch:,} in {plan.epochs:,} epochs"
-    if devices.replicas > 1:
-        line += f", {batch // devices.replicas:,} a device"
-    if update != batch:
-        line += f", an update every {update:,}"
-    line += f"; learning rate {recipe.learning_rate:g} for the whole"
-    if recipe.optimizer.base_batch is not None:
-        given, base = recipe.optimizer.learning_rate, recipe.optimizer.base_batch
-        line += f" ({given:g} for {base:,})"
-    lines.append(line)
-    if plan.start.step:
-        epoch = min(plan.start.epoch + 1, plan.epochs)
-        lines.append(f"resumes at step {plan.start.step:,}, in epoch {epoch:,}")
-    return "\n".join(lines)
-
-
-def _summary_of_results(results: dict[str, Any], workdir: Path) -> str:
-    """What was reached, and where it is."""
-    top5 = "" if results["top5"] is None else f", top-5 {results['top5']:.2%}"
-    return (
-        f"\nTest: top-1 {results['top1']:.2%}{top5}, after {results['seconds'] / 60:.1f} minutes\n"
-        f"{workdir}/report.md    curves, mistakes and what to do next\n"
-        f"{workdir}/model.keras  the model"
-    )
-
-
 def _say_nothing(message: str) -> None:
     del message
-
-
-def machine(devices: distribution.Devices) -> str:
-    """One line: devices and versions."""
-    name = keras.backend.backend()
-    version = __import__(name).__version__
-    return f"{devices}; Keras {keras.__version__} on {name} {version}"
 
 
 # -- checks at the start

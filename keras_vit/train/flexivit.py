@@ -1,17 +1,15 @@
 """FlexiViT: one model for many patch sizes, by training each batch with another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
-from numpy.typing import NDArray
 
-from keras_vit.deferred import deferred
+from keras_vit.config import ViTConfig
 from keras_vit.model import ViT, resized_config
-from keras_vit.resample import resizing_matrix
+from keras_vit.train.resized_view import ResizedView
 
 PATCH_SIZES = (8, 10, 12, 15, 16, 20, 24, 30, 40, 48)
 
@@ -85,11 +83,11 @@ class FlexiViT(keras.Model):
         self.vit = model
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
-        self.patch_sizes = tuple(_Resized.config_of(model, p).patch_size for p in patch_sizes)
+        self.patch_sizes = tuple(_config_at(model, p).patch_size for p in patch_sizes)
         own = model.config.patch_size
-        self.eval_patch_size = _Resized.config_of(model, eval_patch_size or own).patch_size
+        self.eval_patch_size = _config_at(model, eval_patch_size or own).patch_size
         sizes = {*self.patch_sizes, self.eval_patch_size} - {own}
-        self._resized = {p: _Resized.of(model, p) for p in sorted(sizes)}
+        self._resized = {p: ResizedView.of(model, _config_at(model, p)) for p in sorted(sizes)}
         self._drawn: tuple[int, int] | None = None  # while a training step runs or is compiled
         self._seed = self._step = 0
         self.built = True
@@ -161,51 +159,5 @@ class FlexiViT(keras.Model):
         return cls(**keras.saving.deserialize_keras_object(config))
 
 
-@dataclass(frozen=True)
-class _Resized:
-    """A ViT of another patch size, whose weights are computed from another's in each call."""
-
-    model: ViT  # its weights have no values of their own
-    matrices: dict[str, NDArray[Any]]  # by the path of the weight
-
-    @staticmethod
-    def config_of(model: ViT, patch_size: int | tuple[int, int]):
-        return resized_config(model, model.config.image_size, patch_size)
-
-    @classmethod
-    def of(cls, model: ViT, patch_size: int | tuple[int, int]) -> "_Resized":
-        config = cls.config_of(model, patch_size)
-        with deferred():
-            resized = ViT(config, name=model.name, dtype=model.dtype_policy)
-        matrices = {}
-        for weight in model.weights:
-            matrix = resizing_matrix(weight.path, weight.shape, model.config, config)
-            if matrix is not None:
-                matrices[weight.path] = matrix
-        return cls(resized, matrices)
-
-    def __call__(self, vit: ViT, images, training):
-        weights = [
-            (ours, self._weight(ours, theirs))
-            for ours, theirs in zip(self.model.weights, vit.weights, strict=True)
-        ]
-        # Dropout's seeds are the other's too, and change in a call.
-        seeds = list(zip(_seeds(self.model), _seeds(vit), strict=True))
-        with keras.StatelessScope([*weights, *seeds]) as scope:
-            outputs = self.model(images, training=training)
-        for ours, theirs in seeds:
-            theirs.assign(scope.get_current_value(ours))
-        return outputs
-
-    def _weight(self, ours, theirs):
-        matrix = self.matrices.get(theirs.path)
-        if matrix is None:
-            return theirs.value
-        matrix = ops.convert_to_tensor(matrix, theirs.dtype)
-        lines = ops.reshape(theirs.value, (matrix.shape[1], -1))  # (P^2, C D) or (rows, D)
-        return ops.reshape(ops.matmul(matrix, lines), ours.shape)
-
-
-def _seeds(model: ViT) -> list:
-    weights = {id(weight) for weight in model.weights}
-    return [v for v in model.variables if id(v) not in weights]
+def _config_at(model: ViT, patch_size: int | tuple[int, int]) -> ViTConfig:
+    return resized_config(model, model.config.image_size, patch_size)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keras_vit import ViTConfig
+from keras_vit.train.objectives.by_name import option_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Optimizer:
     beta_1: float = 0.9
     beta_2: float = 0.999
     global_clipnorm: float | None = None
+    """Norm to which all gradients together are clipped."""
+    clipnorm: float | None = None
+    """Norm to which the gradient of each weight is clipped; not both."""
     layer_decay: float = 1.0
     """Factor of the learning rate from each block to the one below it."""
     ema_momentum: float | None = None
@@ -102,6 +106,10 @@ class Augment:
     """DeiT III's: one of grayscale, solarization and Gaussian blur."""
     color_jitter: float = 0.0
     """Largest change of brightness, contrast and saturation."""
+    keras_cv: Any = ()
+    """Layers of `keras_cv.layers` in their order: pairs of a name and arguments, such as
+    `(("RandAugment", {"magnitude": 0.3}), ("MixUp", {"alpha": 0.2}))`, or one pair alone. Those
+    that mix the images of a batch come last, and are applied to the batch."""
     erasing: float = 0.0
     """Probability that a random box is replaced by noise."""
     cutout: int = 0
@@ -114,6 +122,7 @@ class Augment:
     """Repeated augmentation: versions of an image in one batch."""
 
     def __post_init__(self):
+        object.__setattr__(self, "keras_cv", _named_layers(self.keras_cv))
         low, high = self.crop_area
         if not 0 < low <= high <= 1:
             raise ValueError(
@@ -134,6 +143,63 @@ class Augment:
             if not least <= (value := getattr(self, name)) <= most:
                 rule = f"at least {least}" if most == math.inf else f"from {least} to {most}"
                 raise ValueError(f"augment.{name} must be {rule}. Received: augment.{name}={value}")
+
+
+def _named_layers(layers: Any) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Pairs of a name and arguments, from one pair or several."""
+    if len(layers) == 2 and isinstance(layers[0], str):
+        layers = (layers,)
+    for pair in layers:
+        match pair:
+            case [str(), dict()]:
+                continue
+        raise ValueError(
+            "augment.keras_cv must be pairs of a layer's name and its arguments, such as "
+            f'[["RandomHue", {{"factor": 0.2}}]]. Received: augment.keras_cv={layers!r}'
+        )
+    return tuple((name, arguments) for name, arguments in layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What the model is trained for. All but "labels" and "distillation" need no labels."""
+
+    name: Literal["labels", "masked_patches", "mae", "simmim", "dino", "distillation"] = "labels"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Arguments of the class, such as `mask_ratio` of `keras_vit.train.MAE`; for "dino" those of
+    the views too, such as `local_crops`."""
+    teacher: str | None = None
+    """For "distillation": a `.keras` file, or anything that `keras_vit.from_pretrained` takes."""
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the data must have labels."""
+        return self.name in ("labels", "distillation")
+
+    def checked(self) -> "Objective":
+        """The same with its options converted to their types. Raises if they do not fit the name.
+
+        It is called once all fields are set: another name has other options.
+        """
+        if (self.teacher is None) == (self.name == "distillation"):
+            rule = "name a model" if self.teacher is None else "be None"
+            raise ValueError(
+                f"objective.teacher must {rule} for objective.name={self.name!r}. "
+                f"Received: objective.teacher={self.teacher!r}"
+            )
+        if self.name == "labels":
+            if self.options:
+                raise ValueError(
+                    "objective.options must be empty for objective.name='labels'. "
+                    f"Received: objective.options={self.options}"
+                )
+            return self
+        kinds = option_types(self.name)
+        options = {
+            k: _typed(f"objective.options.{k}", v, _known(kinds, k, "objective.options"))
+            for k, v in self.options.items()
+        }
+        return dataclasses.replace(self, options=options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +223,8 @@ class Run:
     jit_compile: bool | None = None
     """None: Keras' choice, but no XLA for TensorFlow on a CPU, where it is slower."""
     steps_per_execution: int = 1
+    remat: bool = False
+    """Whether the backward pass computes the encoder blocks again, for less memory."""
     checkpoint_minutes: float = 10.0
     """Minutes between two checkpoints."""
 
@@ -171,6 +239,9 @@ class Evaluation:
     """Epochs between two evaluations; the last epoch always has one."""
     few_shot: tuple[int, ...] = ()
     """Shots of the linear evaluation after training; () for none."""
+    knn: int = 5000
+    """How many training and test images are compared by their features in each evaluation, if the
+    objective needs no labels and the data has them. After training it is all. 0 for none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +257,7 @@ class Recipe:
     augment: Augment = Augment()
     loss: Loss = Loss()
     evaluation: Evaluation = Evaluation()
+    objective: Objective = Objective()
 
     def __post_init__(self):
         if (self.run.epochs is None) == (self.run.steps is None):
@@ -196,6 +268,11 @@ class Recipe:
         if self.run.epochs is not None and self.run.epochs <= 0:
             raise ValueError(
                 f"run.epochs must be greater than 0. Received: run.epochs={self.run.epochs}"
+            )
+        if self.objective.name == "distillation" and self.loss.name != "softmax":
+            raise ValueError(
+                "loss.name must be 'softmax' for objective.name='distillation'. "
+                f"Received: loss.name={self.loss.name!r}"
             )
         if self.optimizer.base_batch is not None and self.optimizer.base_batch < 1:
             raise ValueError(
@@ -217,6 +294,10 @@ class Recipe:
             return rate
         return rate * self.run.batch_size * self.optimizer.accumulate / base
 
+    def checked(self) -> "Recipe":
+        """The same with checked options of the objective."""
+        return dataclasses.replace(self, objective=self.objective.checked())
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -237,7 +318,7 @@ class Recipe:
                     }
                 )
             parts[name] = value
-        return cls(**parts)
+        return cls(**parts).checked()
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> "Recipe":
@@ -269,7 +350,7 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
         except ValueError:
             value = {"None": None, "True": True, "False": False}.get(text, text)
         recipe = _replace(recipe, name.split("."), value, name)
-    return recipe
+    return recipe.checked()
 
 
 def changed_fields(old: Recipe, new: Recipe) -> list[str]:
@@ -298,8 +379,9 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _replace(part: Any, path: list[str], value: Any, name: str) -> Any:
     field = path[0]
-    if isinstance(part, dict):  # model.config
-        return {**part, **_typed("model.config", {".".join(path): value}, dict)}
+    if isinstance(part, dict):  # model.config or objective.options
+        section = name.removesuffix("." + ".".join(path))
+        return {**part, **_typed(section, {".".join(path): value}, dict)}
     kind = _known(typing.get_type_hints(type(part)), field, type(part).__name__.lower())
     if len(path) > 1:
         inner = getattr(part, field)
@@ -349,6 +431,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             inner = [arguments[0]] * len(value) if many else arguments
             return tuple(_typed(name, v, k) for v, k in zip(value, inner, strict=True))
     elif origin is dict or kind is dict:
+        if isinstance(value, dict) and name == "objective.options":  # see `Objective.checked`
+            return value
         if isinstance(value, dict):  # model.config
             hints = typing.get_type_hints(ViTConfig)
             return {k: _typed(f"{name}.{k}", v, _known(hints, k, name)) for k, v in value.items()}

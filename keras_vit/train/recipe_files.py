@@ -4,13 +4,15 @@ A recipe file defines a function of its own name that returns a `Recipe`. Ours o
 the command and the number to reach.
 """
 
+import dataclasses
 import difflib
 import os
+from collections.abc import Iterable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from keras_vit.train.recipe import Recipe
+from keras_vit.train.recipe import Recipe, override
 
 # The wheel has the recipes in the first folder, a checkout in the second.
 FOLDERS = (
@@ -60,7 +62,26 @@ def load_recipe(recipe: str | os.PathLike) -> Recipe:
             f"recipe must be a file that defines {name}(), which returns a Recipe. "
             f"Received: {str(recipe)!r}"
         )
-    return found
+    return found.checked()
+
+
+def resolve_recipe(
+    recipe: Recipe | str | os.PathLike,
+    overrides: Iterable[str] = (),
+    data: str | os.PathLike | None = None,
+) -> Recipe:
+    """A recipe, or the one of a name or a path, with changes.
+
+    Args:
+        recipe: A `Recipe`, or what `load_recipe` takes.
+        overrides: Changes to its fields, such as "optimizer.learning_rate=3e-4".
+        data: Path of the data; the same as an override of data.path.
+    """
+    recipe = override(recipe if isinstance(recipe, Recipe) else load_recipe(recipe), overrides)
+    if data is None:
+        return recipe
+    changed = dataclasses.replace(recipe.data, path=os.fspath(data))
+    return dataclasses.replace(recipe, data=changed)
 
 
 def _files() -> list[Path]:

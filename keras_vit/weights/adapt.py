@@ -29,7 +29,8 @@ def pixel_kernel(config: ViTConfig) -> str:
 def adapted(path: str, value: np.ndarray, source: ViTConfig, target: ViTConfig) -> np.ndarray:
     """A weight of `source`, changed for `target`."""
     if path == pixel_kernel(source) and source.in_channels != target.in_channels:
-        value = adapt_channels(value, target.in_channels)
+        parts = np.split(value, source.patch_copies, axis=2)
+        value = np.concatenate([adapt_channels(p, target.in_channels) for p in parts], axis=2)
     return resized_weight(path, value, source, target)
 
 
@@ -38,7 +39,8 @@ def adapted_shape(
 ) -> tuple[int, ...]:
     """The shape that `adapted` returns for a weight of this shape."""
     if path == PATCHES and not source.stem:
-        return (*target.patch_size, target.in_channels, shape[3])
+        sides = shape[:2] if source.patch_shift else target.patch_size
+        return (*sides, target.in_channels * source.patch_copies, shape[3])
     if path == pixel_kernel(source):
         return (*shape[:2], target.in_channels, shape[3])
     if path == TABLE:

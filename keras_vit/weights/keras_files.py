@@ -1,4 +1,4 @@
-"""Keras' own files: loads a `.weights.h5`, and checks a `.keras` before Keras builds its model.
+"""Keras' own files: `.weights.h5` and `.keras`.
 
 Keras creates a model and its weights from a config first, and reads the arrays afterwards. So the
 config is compared with the arrays here, from the headers alone.
@@ -30,6 +30,7 @@ from keras_vit.weights.files.rules import mismatch, parse_object, refusal, refus
 from keras_vit.weights.json_rules import CONFIG, MAX_JSON, parse_config, read_json
 
 WEIGHTS = "model.weights.h5"
+MODEL = "model.keras"
 PLAIN_POLICIES = ("DTypePolicy", "FloatDTypePolicy")
 BROKEN = (
     *(zipfile.BadZipFile, zlib.error, struct.error),
@@ -43,8 +44,11 @@ def find_weights_h5(path: Path) -> Path | None:
     if not path.is_dir():
         return path if path.name.endswith(".weights.h5") else None
     found = sorted(path.glob("*.weights.h5"))
-    other = next(path.glob("*.safetensors"), None) or next(path.glob("*.npz"), None)
-    return found[0] if len(found) == 1 and other is None else None
+    return found[0] if len(found) == 1 and not _has_other_weights(path) else None
+
+
+def _has_other_weights(folder: Path) -> bool:
+    return any(True for name in ("*.safetensors", "*.npz") for _ in folder.glob(name))
 
 
 def read_weights_h5(
@@ -95,21 +99,57 @@ def load_weights_h5(path: Path, given: Mapping[str, Any], model_fields: Mapping[
         )  # Keras loads only into existing values
     weights.initialize_rest()
     model.load_weights(path)
+    values = _values(path, model)
+    if target == source:
+        return model
+    return _adapted(source, target, new_head, values, model_fields)
+
+
+def find_keras(path: Path) -> Path | None:
+    """The `.keras` file: `path` itself, or the model.keras of a folder without other weights."""
+    found = path / MODEL if path.is_dir() and not _has_other_weights(path) else path
+    return found if found.suffix == ".keras" and found.is_file() else None
+
+
+def load_adapted(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) -> ViT:
+    """A model with the weights of a `.keras`, adapted to the fields that the caller passed."""
+    check_keras_file(path)
+    saved = keras.saving.load_model(path, compile=False)
+    for layer in saved._flatten_layers():
+        if (mode := getattr(layer, "quantization_mode", None)) is not None:
+            raise refusal(path, "be a model that is not quantized", quantization_mode=mode)
+    source = saved.config
+    target, new_head = adapt.target_config(source, given)
+    _check_target(path, source, target, new_head)
+    return _adapted(source, target, new_head, _values(path, saved), model_fields)
+
+
+def _values(path: Path, model: ViT) -> dict[str, np.ndarray]:
+    """The weights of a loaded model, which are finite."""
     values = {w.path: keras.ops.convert_to_numpy(w.value) for w in model.weights}
     wrong = [non_finite(name, value) for name, value in values.items()]
     if any(wrong):
         raise mismatch(path, [line for line in wrong if line])
-    if target == source:
-        return model
+    return values
+
+
+def _adapted(
+    source: ViTConfig,
+    target: ViTConfig,
+    new_head: bool,
+    values: Mapping[str, np.ndarray],
+    model_fields: Mapping[str, Any],
+) -> ViT:
+    """A model of the config `target` with the weights of one of `source`."""
     with deferred() as weights:
-        other = ViT(target, **model_fields)
-    for weight in other.weights:
+        model = ViT(target, **model_fields)
+    for weight in model.weights:
         if not (new_head and adapt.in_head(weight.path)):
             value = adapt.adapted(weight.path, values[weight.path], source, target)
             weights.fill(weight, value)
     weights.initialize_rest()
     adapt.log_changes(source, target, new_head)
-    return other
+    return model
 
 
 def _check_target(path: Path, source: ViTConfig, target: ViTConfig, new_head: bool) -> None:

@@ -73,7 +73,8 @@ def from_pretrained(
 
     Args:
         source: A file or folder, "hf://org/name[@revision][/file]", "https://..." or a name that
-            `keras-vit models` lists.
+            `keras-vit models` lists. A `.keras` file, or the run folder that it is in, may get
+            another head, image size or config fields too.
         num_classes: None keeps the checkpoint's head, 0 removes it, and another number than its own
             creates a new one, initialized with zeros.
         image_size: An int or (height, width). The position table is resampled by the source's own
@@ -99,10 +100,12 @@ def from_pretrained(
         "interpolation": interpolation,
     }
     given = config_fields | {k: v for k, v in requested.items() if v is not None}
-    path = _fetch(source)
+    path = local_path(source)
     model_fields = {"name": name or "vit", "dtype": dtype}
     if (weights := keras_files.find_weights_h5(path)) is not None:
         return keras_files.load_weights_h5(weights, given, model_fields)
+    if (saved := keras_files.find_keras(path)) is not None:
+        return keras_files.load_adapted(saved, given, model_fields)
     with open_arrays(path) as file:
         plan = _plan(file, path, given)
         differences = plan.differences()
@@ -136,7 +139,7 @@ def from_variant(
     path = as_path("weights", weights)
     if not path.exists() and known.find(f"{variant}.{weights}"):
         weights = f"{variant}.{weights}"
-    path = _fetch(weights)
+    path = local_path(weights)
     sizes = size if keras_files.find_weights_h5(path) is not None else {}  # it may state no size
     model = from_pretrained(path, num_classes=num_classes, **{**sizes, **fields})
     wrong = [
@@ -197,7 +200,8 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> CheckpointInfo:
         )
 
 
-def _fetch(source: str | os.PathLike) -> Path:
+def local_path(source: str | os.PathLike) -> Path:
+    """The file or folder of a source, which is downloaded if it is not here."""
     if is_path(source) and Path(source).exists():
         return Path(source)
     from keras_vit.weights import fetch  # it imports a network client
@@ -210,7 +214,7 @@ def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
     if METADATA in file.metadata:
         fields = parse_object(file.path, file.metadata[METADATA].encode())
         parse_config(file.path, fields)
-    json_files = _json_files(file, path)
+    json_files = read_json_files(file, path)
     config, pixels = (json_files.get(name, {}) for name in (CONFIG, PIXELS))
     format, prefix = recognize(file.shapes, config)  # first: only formats have rules for JSON
     for name, content in json_files.items():
@@ -223,7 +227,7 @@ def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
         raise Refused(f"{error}, in {str(file.path)!r}") from error
 
 
-def _json_files(file: Arrays, path: Path) -> dict[str, dict]:
+def read_json_files(file: Arrays, path: Path) -> dict[str, dict]:
     """The JSON files of a model's folder. Beside a file of another name they may be another's."""
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
         return {}

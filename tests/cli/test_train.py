@@ -31,6 +31,15 @@ def test_quiet_train_prints_nothing(call, digits, tmp_path):
 
 
 @pytest.mark.backend_free
+def test_preview_draws_and_ends(call, tmp_path):
+    path = tmp_path / "digits.png"
+    code, out, _ = call("train", "--recipe", "digits", "--preview", path)
+    assert (code, out) == (0, f"wrote {path}\n") and path.stat().st_size > 1000
+    code, _, err = call("train", "--preview", path)
+    assert code == 2 and "--recipe is required with --preview" in err
+
+
+@pytest.mark.backend_free
 def test_list_has_every_recipe(call):
     code, out, _ = call("train", "--list")
     lines = out.splitlines()
@@ -171,3 +180,34 @@ def test_programs_of_a_checkout_are_the_commands():
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         assert f"Usage: keras-vit {name}" in done.stdout and text in done.stdout
+
+
+MAE = ("objective.name=mae", "model.config.patch_dropout=0", "model.config.patch_size=2") + tuple(
+    f"objective.options.decoder_{field}" for field in ("width=16", "depth=1", "heads=2")
+)
+
+
+def test_train_without_labels_evaluate_and_fine_tune(call, digits, tmp_path):
+    """MAE on the digits, its features, and a classifier that begins with them."""
+    sets = [part for setting in MAE for part in ("--set", setting)]
+    run = tmp_path / "mae"
+    code, out, err = call(*digits(run, *sets, "--set", "objective.options.mask_ratio=0.6"))
+    assert code == 0, err
+    assert "digits (mae): " in out and "Test: loss " in out and "k-NN accuracy" in out
+    assert (
+        json.loads((run / "recipe.json").read_text())["objective"]["options"]["mask_ratio"] == 0.6
+    )
+    reached = json.loads((run / "results.json").read_text())
+    for name in ("report.md", "reconstructions.png", "neighbors.png", "objective.keras"):
+        assert (run / name).is_file()
+    code, out, err = call("evaluate", run, "--json")
+    assert code == 0, err
+    assert json.loads(out)["knn"] == pytest.approx(reached["knn"])
+    code, out, err = call("evaluate", run, "--knn", 3)
+    assert code == 0 and "360 samples of digits:test" in out and "knn " in out, err
+    tuned = tmp_path / "tuned"
+    weights = ("--set", "model.config.patch_size=2", "--set", f"model.weights={run}/model.keras")
+    code, out, err = call(*digits(tuned, *weights))
+    assert code == 0 and "Test: top-1" in out, err
+    code, out, err = call(*digits(tmp_path / "x", *sets, "--set", "objective.options.ratio=1"))
+    assert code == 1 and "no field 'ratio'; near: mask_ratio" in err

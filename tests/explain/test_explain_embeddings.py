@@ -11,6 +11,7 @@ from conformance import arrays, images, run, tiny_model
 from explain_cases import case
 
 from keras_vit import explain
+from keras_vit.explain import embeddings
 
 
 def cosine(a, b):
@@ -78,6 +79,23 @@ def test_patch_filters_of_a_hybrid_are_those_of_its_stem():
     np.testing.assert_allclose(explain.patch_filters(model, 5), found, atol=1e-4)
     kernel.assign(kernel * np.linspace(-1, 1, 32))
     assert np.abs(explain.patch_filters(model, 5) - found).max() > 0.1
+
+
+@pytest.mark.backend_free
+def test_patch_filters_of_shifted_images_are_on_the_image():
+    """A filter of each part sees a bright pixel where the convolution of the image sees it."""
+    model = tiny_model("shifted", patch_norm=False, patch_size=(4, 2), image_size=(12, 6))
+    patches = model.get_layer("patches")
+    patches.projection.bias.assign(np.zeros(20))
+    image = np.random.default_rng(0).normal(size=(1, 12, 6, 3)).astype("float32")
+    tokens = run(model.get_layer("patches"), run(model.get_layer("patch_shift"), image))
+    kernel = embeddings._on_image(np.asarray(patches.projection.kernel), model.config)
+    assert kernel.shape == (8, 4, 3, 20)
+    padded = np.pad(image[0], ((2, 2), (1, 1), (0, 0)))
+    for n, (row, column) in enumerate(np.ndindex(3, 3)):
+        seen = padded[4 * row : 4 * row + 8, 2 * column : 2 * column + 4]
+        np.testing.assert_allclose(tokens[0, n], np.tensordot(seen, kernel, 3), atol=1e-5)
+    assert explain.patch_filters(model, 5).shape == (5, 8, 4, 3)
 
 
 @pytest.mark.backend_free

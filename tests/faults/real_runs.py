@@ -89,11 +89,11 @@ def killed(*processes):
         process.child.wait()
 
 
-def weights(folder):
+def weights(folder, name="model.keras"):
     """The weights of the model that a run saved."""
-    import keras_vit  # noqa: F401  its class is in the file
+    import keras_vit.train.objectives.mae  # noqa: F401  the classes in the files
 
-    model = keras.saving.load_model(Path(folder, "model.keras"))
+    model = keras.saving.load_model(Path(folder, name))
     return {w.path: keras.ops.convert_to_numpy(w) for w in model.weights}
 
 

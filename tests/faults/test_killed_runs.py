@@ -62,6 +62,20 @@ def test_run_resumes_bit_for_bit_and_locks_its_folder(tmp_path):
     assert log(other.folder) != log(tmp_path / "straight")
 
 
+MAE = ("objective.name=mae", "model.config.patch_dropout=0", "evaluation.knn=200") + tuple(
+    f"objective.options.decoder_{field}" for field in ("width=16", "depth=1", "heads=2")
+)
+
+
+def test_run_without_labels_resumes_bit_for_bit(tmp_path):
+    """Masks, decoder, k-NN accuracy in the log: all of MAE's state."""
+    options = [part for setting in MAE for part in ("--set", setting)]
+    check_resumes(tmp_path, *options)
+    assert all("val_knn" in line for line in log(tmp_path / "killed"))
+    one, other = (weights(tmp_path / name, "objective.keras") for name in ("straight", "killed"))
+    assert same_weights(one, other) and any("decoder" in path for path in one)
+
+
 @pytest.mark.only_on("jax")
 def test_run_with_split_weights_resumes_bit_for_bit(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}

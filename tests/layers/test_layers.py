@@ -36,7 +36,19 @@ CASES = {
         layers.Patches,
         {"width": 20, "patch_size": 8, "norm": True, "norm_epsilon": 1e-3},
         (2, 24, 16, 3),
-        {"bad": [{"norm": "before"}]},
+        {"bad": [{"norm": "around"}]},
+    ),
+    "patches_norm_before": (
+        layers.Patches,
+        {"width": 20, "patch_size": 8, "norm": "before"},
+        (2, 24, 16, 3),
+        {},
+    ),
+    "patch_shift": (
+        layers.PatchShift,
+        {"patch_size": (8, 5)},
+        (2, 24, 15, 3),
+        {"bad": [{"patch_size": 1}, {"patch_size": (8, 4, 2)}]},
     ),
     "patches_norm_after": (
         layers.Patches,
@@ -61,6 +73,18 @@ CASES = {
         {"depths": [1, 2], "width": 32, "standardization": "variance"},
         (2, 24, 16, 3),
         {"bad": [{"depths": [0]}, {"width": 20}]},
+    ),
+    "conv_stem": (
+        layers.ConvStem,
+        {"depths": [1, 2], "width": 32, "epsilon": 1e-3},
+        (2, 24, 15, 3),
+        {"bad": [{"depths": [0]}, {"depths": []}, {"width": 20}]},
+    ),
+    "std_conv_plain": (
+        layers.StdConv2D,
+        {"filters": 6, "kernel_size": 3, "standardization": "none"},
+        (2, 6, 4, 3),
+        {},
     ),
     "class_token": (
         layers.ClassToken,
@@ -168,6 +192,12 @@ CASES = {
             "exempt": [KEY_BIAS],
             "bad": [{"relative": {"kind": "rope", "grid": (3, 2)}}],
         },
+    ),
+    "attention_locality": (
+        layers.MultiHeadAttention,
+        {"num_heads": 5, "key_dim": 4, "score_scale": "learned", "score_diagonal": False},
+        (2, 7, 20),
+        {"call": self_attention, "exempt": [KEY_BIAS], "bad": [{"score_scale": "free"}]},
     ),
     "relative": (
         layers.RelativePositions,

@@ -64,6 +64,9 @@ WITHIN = {
         {"stem": "resnet", "stem_depths": [1], "stem_width": 2**18},
         "stem/root_conv|stem='resnet'",
     ),
+    "conv stem": ({"stem": "conv", "stem_width": 2**18}, "stem/root_conv|stem='conv'"),
+    "patch_shift": ({"patch_shift": True}, "patches/projection|patch_embed"),
+    "score_scale": ({"score_scale": "learned"}, "attention/score_scale"),
     "relative": ({**TALL, "position_embedding": "relative"}, "relative_positions/keys|7 rows"),
     "relative_bias": (
         {**TALL, "position_embedding": "relative_bias"},

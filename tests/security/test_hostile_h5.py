@@ -26,6 +26,7 @@ def h5(tmp_path):
 EXPECTED = {"layers/dense/vars/0": (20, 3), "layers/dense/vars/1": (3,)}
 
 
+@pytest.mark.backend_free
 def test_valid_weights_h5_is_accepted(h5):
     assert check_weights_h5(h5) == EXPECTED
     assert check_weights_h5(h5, [[3], (20, 3)]) == EXPECTED
@@ -50,6 +51,7 @@ def test_weights_h5_that_keras_writes_is_accepted(tmp_path, dtype):
         )
 
 
+@pytest.mark.backend_free
 def test_weights_h5_with_other_arrays_is_refused_with_a_list_of_them(h5):
     with h5py.File(h5, "a") as file:
         file["layers/extra/vars/0"] = np.ones(2)
@@ -102,6 +104,7 @@ def refuse_h5(path, found):
     assert str(error.value).startswith("path must ") and str(path) in str(error.value)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", VALUES | OWN)
 def test_weights_h5_with_other_objects_is_refused(h5, kind):
     value, found = (VALUES | OWN)[kind]
@@ -112,6 +115,7 @@ def test_weights_h5_with_other_objects_is_refused(h5, kind):
     refuse_h5(h5, found)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("kind", DATASETS)
 def test_weights_h5_with_hostile_datasets_is_refused(h5, kind):
     arguments, found = DATASETS[kind]
@@ -120,6 +124,7 @@ def test_weights_h5_with_hostile_datasets_is_refused(h5, kind):
     refuse_h5(h5, found)
 
 
+@pytest.mark.backend_free
 def test_weights_h5_with_arrays_in_other_files_is_refused(h5, tmp_path):
     (tmp_path / "secret").write_bytes(bytes(12))
     with h5py.File(h5, "a") as file:
@@ -133,6 +138,7 @@ def test_weights_h5_with_arrays_in_other_files_is_refused(h5, tmp_path):
     refuse_h5(h5, "no virtual datasets")
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("place", ["/", "layers/dense/vars/0"])
 def test_weights_h5_with_long_attributes_is_refused(h5, place):
     with h5py.File(h5, "a") as file:
@@ -140,6 +146,7 @@ def test_weights_h5_with_long_attributes_is_refused(h5, place):
     refuse_h5(h5, "one short value")
 
 
+@pytest.mark.backend_free
 def test_weights_h5_whose_chunks_are_longer_than_the_file_is_refused(h5):
     with h5py.File(h5, "a") as file:
         file.create_dataset("x", data=np.ones(3, "float32"), chunks=(3,))
@@ -152,6 +159,7 @@ def test_weights_h5_whose_chunks_are_longer_than_the_file_is_refused(h5):
         check_weights_h5(h5)
 
 
+@pytest.mark.backend_free
 def test_weights_h5_truncated_or_prefixed_is_refused(h5):
     content = h5.read_bytes()
     for length in [*range(0, len(content), 199), len(content) - 1]:

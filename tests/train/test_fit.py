@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.train import build, fit, recipe
+from keras_vit.train import build, finish, fit, recipe
 from keras_vit.train.data import batching
 from keras_vit.train.distribution import devices
 from keras_vit.train.distribution.devices import jit_compile
@@ -44,7 +44,7 @@ def values(model):
 @pytest.fixture
 def without_figures(monkeypatch):
     """A run without the figures of its report, which `finished` has; JAX compiles them for long."""
-    monkeypatch.setattr(fit.report_figures, "draw", lambda *_: [])
+    monkeypatch.setattr(finish.report_figures, "draw", lambda *_: [])
 
 
 # -- the model
@@ -86,6 +86,12 @@ def test_precision_becomes_the_dtype_policy():
     bfloat16 = override(tiny(), ["run.precision=mixed_bfloat16"])
     assert build.build_model(bfloat16, SOURCE).dtype_policy.name == "mixed_bfloat16"
     assert build.build_model(tiny(), SOURCE).dtype_policy.name == "float32"
+
+
+def test_build_model_can_compute_blocks_again():
+    for setting, again in (("run.remat=true", True), ("run.remat=false", False)):
+        model = build.build_model(override(tiny(), [setting]), SOURCE)
+        assert all(("call" in block.__dict__) == again for block in model.blocks)
 
 
 def test_each_method_trains_its_own_weights():
@@ -301,7 +307,7 @@ def test_file_with_other_predictions_does_not_replace_the_old_one(tmp_path, monk
     assert again.loss.name == "binary_crossentropy"
     before = (tmp_path / "m.keras").read_bytes()
     monkeypatch.setattr(keras.saving, "load_model", lambda path: other)
-    with pytest.raises(RuntimeError, match="logits differ from the trained one's"):
+    with pytest.raises(RuntimeError, match="outputs differ from the trained one's"):
         trained_model.save_model(model, tmp_path / "m.keras", "softmax", batches)
     assert [p.name for p in tmp_path.iterdir()] == ["m.keras"]
     assert (tmp_path / "m.keras").read_bytes() == before

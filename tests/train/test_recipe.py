@@ -146,3 +146,73 @@ def test_differences_name_each_field_that_changed():
         "optimizer.learning_rate: 0.001 -> 0.5",
     ]
     assert dataclasses.replace(old, augment=Augment(flip=True)) != old
+
+
+# -- the objective
+
+
+def test_override_reaches_the_options_of_an_objective():
+    settings = ["objective.options.mask_ratio=0.6", "objective.name=mae"]  # in any order
+    after = override(example(), [*settings, "objective.options.decoder_depth=2"])
+    assert after.objective.name == "mae" and not after.objective.needs_labels
+    assert after.objective.options == {"mask_ratio": 0.6, "decoder_depth": 2}
+    assert override(after, ["objective.options.mask_ratio=0.5"]).objective.options == {
+        "mask_ratio": 0.5,
+        "decoder_depth": 2,
+    }
+    assert override(after, ["objective.options={}"]).objective.options == {}
+    assert example().objective == recipes.Objective() and example().objective.needs_labels
+    views = override(
+        example(),
+        ["objective.name=dino", "objective.options.local_crops=4", "objective.options.local_size=8"]
+        + ["objective.options.local_area=[0.1, 0.3]", "objective.options.student_temp=1"],
+    ).objective.options
+    assert views["local_area"] == (0.1, 0.3) and type(views["student_temp"]) is float
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["objective.name=mea"], ["objective.name", "mae"]),
+        (["objective.options.mask_ratio=0.6"], ["must be empty for objective.name='labels'"]),
+        (
+            ["objective.name=mae", "objective.options.mask_ration=0.6"],
+            ["objective.options has no field 'mask_ration'; near: mask_ratio"],
+        ),
+        (
+            ["objective.name=mae", "objective.options.mask_ratio=most"],
+            ["objective.options.mask_ratio must be float", "'most'"],
+        ),
+        (["objective.name=mae", "objective.options.mask_ratio.x=1"], ["mask_ratio.x", "near:"]),
+        (["objective.name=mae", "objective.options.seed=1"], ["no field 'seed'", "run.seed"]),
+        (["objective.name=dino", "objective.options.local_crop=1"], ["local_crops"]),
+        (["objective.name=distillation"], ["objective.teacher must name a model"]),
+        (["objective.teacher=x.keras"], ["objective.teacher must be None", "'labels'"]),
+        (
+            ["objective.name=distillation", "objective.teacher=x", "loss.name=sigmoid"],
+            ["loss.name must be 'softmax'"],
+        ),
+    ],
+)
+def test_bad_objective_is_refused_with_the_reason(settings, words):
+    with pytest.raises(ValueError) as error:
+        override(example(), settings)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_objective_survives_json_and_old_recipes_have_none():
+    settings = ["objective.name=mae", "objective.options.mask_ratio=0.6", "evaluation.knn=7"]
+    before = override(example(), settings)
+    fields = json.loads(json.dumps(before.to_dict()))
+    assert Recipe.from_dict(fields) == before
+    assert recipes.changed_fields(example(), before) == [
+        "evaluation.knn: 5000 -> 7",
+        "objective.name: 'labels' -> 'mae'".replace("'", ""),
+        "objective.options.mask_ratio: (unset) -> 0.6",
+    ]
+    fields["objective"]["options"]["mask_rate"] = 1
+    with pytest.raises(ValueError, match=r"no field 'mask_rate'; near: mask_ratio"):
+        Recipe.from_dict(fields)
+    old = example().to_dict()
+    del old["objective"], old["evaluation"]["knn"], old["optimizer"]["clipnorm"]
+    assert Recipe.from_dict(old) == example()

@@ -51,3 +51,52 @@ def test_weights_h5_by_config_json_or_fields(tmp_path):
     assert inspect(path).format == "keras" and inspect(path).parameters == model.count_params()
     with pytest.raises(ValueError, match="hold exactly the expected arrays"):
         keras_vit.from_pretrained(path, mlp_dim=30)
+
+
+def test_keras_file_gets_another_head_size_and_dtype(tmp_path, caplog):
+    """As for fine-tuning: the file has no head, as after training without labels."""
+    model = random_vit(image_size=(24, 16), num_classes=0)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    samples = images(24, 16)
+    for source in (path, tmp_path):  # the file, and the run folder that it is in
+        same = keras_vit.from_pretrained(source)
+        assert same.config == model.config
+        np.testing.assert_array_equal(logits(same, samples), logits(model, samples))
+    new = keras_vit.from_pretrained(
+        path, num_classes=5, labels=list("abcde"), drop_path=0.1, image_size=32, dtype="float64"
+    )
+    assert "The head is new and untrained: 5 classes; the checkpoint has no head" in caplog.text
+    assert new.config.labels == tuple("abcde") and new.config.drop_path == 0.1
+    assert new.output_shape == (None, 5) and new.dtype_policy.name == "float64"
+    values = {w.path: keras.ops.convert_to_numpy(w) for w in new.weights}
+    assert not values["head/kernel"].any()
+    for weight in model.weights:
+        same = np.array_equal(values[weight.path], keras.ops.convert_to_numpy(weight))
+        assert same == (weight.path != "position_embedding/table")  # of another grid
+
+
+def test_other_weights_of_a_folder_come_before_its_keras_file(tmp_path):
+    """Another library's repository may hold a model.keras that is no ViT of ours."""
+    model = random_vit(image_size=(24, 16))
+    keras_vit.save_pretrained(model, tmp_path, format="timm")
+    dense = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    dense.save(tmp_path / "model.keras")
+    same = keras_vit.from_pretrained(tmp_path)
+    samples = images(24, 16)
+    np.testing.assert_allclose(logits(same, samples), logits(model, samples), atol=1e-5)
+
+
+def test_keras_file_that_does_not_fit_is_refused(tmp_path):
+    model = random_vit(image_size=(24, 16))
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(ValueError, match="hold exactly the expected arrays"):
+        keras_vit.from_pretrained(tmp_path / "m.keras", depth=9)
+    dense = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    dense.save(tmp_path / "dense.keras")
+    with pytest.raises(ValueError, match=r"path must hold a ViT.*dense\.keras, a Sequential"):
+        keras_vit.from_pretrained(tmp_path / "dense.keras")
+    model.get_layer("head").kernel.assign(np.nan * model.get_layer("head").kernel)
+    model.save(tmp_path / "nan.keras")
+    with pytest.raises(ValueError, match="head/kernel"):
+        keras_vit.from_pretrained(tmp_path / "nan.keras")

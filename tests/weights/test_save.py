@@ -38,6 +38,16 @@ CANNOT = [
     ("torchvision", {"dense_bias": False}, "dense_bias must be True"),
     ("vit_pytorch", {"patch_norm": "after"}, "patch_norm must be True, it is 'after'"),
     ("timm", {"patch_norm": "after"}, "patch_norm must be False, it is 'after'"),
+    ("vit_pytorch", {"patch_norm": "before"}, "patch_norm must be True, it is 'before'"),
+    *(
+        (format, {field: value}, f"{field} must be {plain!r}, it is {value!r}")
+        for format in ("big_vision", "google", "huggingface", "timm", "torchvision", "vit_pytorch")
+        for field, plain, value in (
+            ("patch_shift", False, True),
+            ("score_scale", "fixed", "learned"),
+            ("score_diagonal", True, False),
+        )
+    ),
     ("timm", {"norm_epsilon": 1e-12}, "norm_epsilon must be 1e-06"),
     ("timm", {"representation_size": 6}, "representation_size must be None"),
     ("timm", {"num_registers": 2}, "position_class_row must be False if there are registers"),

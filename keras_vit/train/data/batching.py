@@ -17,6 +17,7 @@ from keras_vit import ViTConfig
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.train import recipe
 from keras_vit.train.augment.image import augment_image, normalize_batch
+from keras_vit.train.augment.keras_cv_layers import mix_with_layers, split_layers
 from keras_vit.train.augment.mixing import mix_batch
 from keras_vit.train.data.decoding import decode
 from keras_vit.train.data.sources import Source, leave_accelerators
@@ -61,12 +62,14 @@ def train_batches(
         )
     leave_accelerators()
     start = start_step * batch_size
-    mixes = augment.mixup or augment.cutmix
-    part, size = None, batch_size
+    mixes, (_, batch_layers) = augment.mixup or augment.cutmix, split_layers(augment)
+    part = kept = None
     if processes > 1:
         part = Part.of(batch_size, process, processes)
-        size = len(part.positions)
-        if mixes:  # its own samples, then those they are mixed with, half a batch before
+        kept = range(len(part.positions))
+        if batch_layers:  # any two samples may be mixed
+            kept, part = part.positions, Part(batch_size, tuple(range(batch_size)))
+        elif mixes:  # its own samples, then those they are mixed with, half a batch before
             others = tuple((i - batch_size // 2) % batch_size for i in part.positions)
             part = Part(batch_size, part.positions + others)
     if _whole_batches(split, config, augment):
@@ -83,17 +86,18 @@ def train_batches(
         batches = examples.map(picture, tf.data.AUTOTUNE).batch(made, drop_remainder=True)
 
     def finish(step, batch):
-        images = normalize_batch(batch["image"], config)
-        targets = tf.one_hot(batch["label"], source.num_classes)
-        if not mixes:
-            return images, targets
+        images, targets = batch["image"], tf.one_hot(batch["label"], source.num_classes)
         pair = tf.stack([tf.constant(seed + MIX_SEED, tf.int64), step])
-        images, targets = mix_batch(images, targets, augment, pair)
-        return images[:size], targets[:size]
+        if batch_layers:
+            images, targets = mix_with_layers(images, targets, batch_layers, pair)
+        images, targets = mix_batch(normalize_batch(images, config), targets, augment, pair)
+        if kept is None or len(kept) == images.shape[0]:
+            return images, targets
+        return tf.gather(images, kept), tf.gather(targets, kept)
 
     batches = batches.enumerate(start_step).map(finish, tf.data.AUTOTUNE)
     batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(_options())
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(batch_options())
 
 
 def test_batches(
@@ -149,7 +153,7 @@ def test_batches(
         dataset = split.ordered(part).map(picture, tf.data.AUTOTUNE).batch(size)
     number = -(-split.num_examples // batch_size)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
-    return dataset.prefetch(tf.data.AUTOTUNE).with_options(_options())
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(batch_options())
 
 
 def _is_array(split: Split) -> bool:
@@ -159,14 +163,17 @@ def _is_array(split: Split) -> bool:
 def _whole_batches(split: Split, config: ViTConfig, augment: recipe.Augment) -> bool:
     """Whether no image is changed by itself, so that a batch is one gather."""
     return (
-        dataclasses.replace(augment, mixup=0.0, cutmix=0.0, repeats=1) == recipe.Augment()
+        dataclasses.replace(augment, mixup=0.0, cutmix=0.0, repeats=1, keras_cv=())
+        == recipe.Augment()
+        and not split_layers(augment)[0]
         and _is_array(split)
         and tuple(split.images.shape[1:]) == config.input_shape
         and config.crop_fraction in (None, 1)
     )
 
 
-def _options() -> tf.data.Options:
+def batch_options() -> tf.data.Options:
+    """The options of every dataset for `fit` and `evaluate`."""
     options = tf.data.Options()
     options.deterministic = True
     # Workers share each batch; there are no files to distribute.

@@ -24,6 +24,8 @@ from keras_vit.train.data.splits import IndexedSplit, Split, StreamedSplit
 MEMORY_LIMIT = 2**30
 """Bytes of the largest TFDS set that is kept in memory; others are read in every epoch."""
 PROBE_SECONDS = 3.0
+UNLABELED = ""
+"""The class of images that have none: no folder has this name."""
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 ENDS = {
@@ -49,13 +51,14 @@ class Source:
     labels: tuple[str, ...] | None
     """Names of the classes; None if the dataset has none."""
     num_classes: int
+    """0 for images without labels; each one then has label 0."""
     shape: tuple[int | None, int | None, int]
     """Height, width and channels; None if it varies between images."""
     train: Split
     test: Split
 
 
-def open_source(data: recipe.Data) -> Source:
+def open_source(data: recipe.Data, *, needs_labels: bool = True) -> Source:
     """Opens the dataset of a recipe.
 
     - `"digits"`: scikit-learn's 1,797 handwritten digits; splits "train" and "test".
@@ -66,10 +69,13 @@ def open_source(data: recipe.Data) -> Source:
     - `"folder"`: `path/train/CLASS/*.jpg` and `path/test/CLASS/*.jpg`, of JPEG, PNG, BMP and GIF
       (its first image), also in sub-folders of a class. A folder may be sliced in percent: where
       `path` holds the classes, `train=".[:90%]"` and `test=".[90%:]"` split each class by a
-      hash of the file names, always in the same way.
+      hash of the file names, always in the same way. Without labels, `path/train/*.jpg`.
 
     Args:
         data: The recipe's `Data`.
+        needs_labels: Whether images without labels are an error. If False, a folder may hold images
+            instead of classes, and a TFDS set needs no labels. If one of the two splits has none,
+            the source has none.
 
     Returns:
         The source. Images that are not kept in memory are not read yet.
@@ -79,9 +85,9 @@ def open_source(data: recipe.Data) -> Source:
     if data.source == "digits":
         return _open_digits(data)
     if data.source == "folder":
-        return _open_folder(data)
+        return _open_folder(data, needs_labels)
     if kind == "tfds" and name:
-        return _open_tfds(data, name)
+        return _open_tfds(data, name, needs_labels)
     raise ValueError(
         "data.source must be 'digits', 'tfds:NAME' or 'folder'. "
         f"Received: data.source={data.source!r}"
@@ -124,19 +130,22 @@ def _open_digits(data: recipe.Data) -> Source:
 # -- TensorFlow Datasets
 
 
-def _open_tfds(data: recipe.Data, name: str) -> Source:
+def _open_tfds(data: recipe.Data, name: str, needs_labels: bool) -> Source:
     builder = _builder(name, data.path)
-    image, label = _features(builder, name)
+    image, label = _features(builder, name, needs_labels)
     if not builder.is_prepared():
         prepare(builder)
-    features = builder.info.features
-    classes = features[label]
-    names = tuple(classes.names) if classes.names else None
-    train, test = (
-        _tfds_split(builder, field, getattr(data, field), image, label)
+    shape = builder.info.features[image].shape
+    found = [
+        _tfds_split(builder, field, getattr(data, field), image, label, needs_labels)
         for field in ("train", "test")
-    )
-    return Source(data.source, names, classes.num_classes, features[image].shape, train, test)
+    ]
+    train, test = (split for split, _ in found)
+    if label is None or not all(labeled for _, labeled in found):
+        return Source(data.source, None, 0, shape, train, test)
+    classes = builder.info.features[label]
+    names = tuple(classes.names) if classes.names else None
+    return Source(data.source, names, classes.num_classes, shape, train, test)
 
 
 def _builder(name: str, path: str | None):
@@ -162,18 +171,23 @@ def _builder(name: str, path: str | None):
         ) from error
 
 
-def _features(builder, name: str) -> tuple[str, str]:
-    """Names of the image and of the class in an example."""
+def _features(builder, name: str, needs_labels: bool) -> tuple[str, str | None]:
+    """Names of the image and of the class in an example; without a class, None."""
     import tensorflow_datasets as tfds
 
     features = builder.info.features
     image, label = builder.info.supervised_keys or ("image", "label")
-    try:
-        right = isinstance(features[image], tfds.features.Image) and isinstance(
-            features[label], tfds.features.ClassLabel
-        )
-    except (KeyError, TypeError):  # no such feature, or features that are not a dict
-        right = False
+
+    def has(key, kind):
+        try:
+            return isinstance(features[key], kind)
+        except (KeyError, TypeError):  # no such feature, or features that are not a dict
+            return False
+
+    if not has(label, tfds.features.ClassLabel) and not needs_labels:
+        image, label = "image" if image == label else image, None
+    right = has(image, tfds.features.Image) and (label or not needs_labels)
+    right = right and (label is None or has(label, tfds.features.ClassLabel))
     if not (right and features[image].np_dtype == np.uint8):
         raise ValueError(
             f"data.source must be a dataset of images with one class each. 'tfds:{name}' has: "
@@ -242,7 +256,10 @@ def _unreachable(url: str) -> str | None:
     return problem[0]
 
 
-def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Split:
+def _tfds_split(
+    builder, field: str, split: str, image: str, label: str | None, needs_labels: bool
+) -> tuple[Split, bool]:
+    """A split, and whether it has labels."""
     import tensorflow_datasets as tfds
 
     features, splits = builder.info.features, builder.info.splits
@@ -254,7 +271,7 @@ def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Spli
             split=split,
             shuffle_files=seed is not None,
             decoders=tfds.decode.PartialDecoding(
-                {image: True, label: True},
+                {image: True} | ({label: True} if label else {}),
                 decoders={image: tfds.decode.SkipDecoding()} if encoded else None,
             ),
             read_config=tfds.ReadConfig(
@@ -264,8 +281,14 @@ def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Spli
                 enable_ordering_guard=False,
             ),
         )
-        return dataset.map(lambda example: {"image": example[image], "label": example[label]})
+        return dataset.map(
+            lambda example: {
+                "image": example[image],
+                "label": example[label] if labeled else tf.constant(0, tf.int64),
+            }
+        )
 
+    labeled = label is not None
     try:
         number = int(open(None).cardinality())
     except ValueError as error:
@@ -275,22 +298,24 @@ def _tfds_split(builder, field: str, split: str, image: str, label: str) -> Spli
         ) from error
     first = next(open(None).take(1).as_numpy_iterator())
     if first["label"] < 0:
-        raise ValueError(
-            f"data.{field} must be a split with labels. Received: data.{field}={split!r}"
-        )
+        labeled = False
+        if needs_labels:
+            raise ValueError(
+                f"data.{field} must be a split with labels. Received: data.{field}={split!r}"
+            )
     # Images of one size are kept decoded, others encoded.
     size = builder.info.dataset_size if encoded else number * int(np.prod(shape))
     if not 0 < size <= MEMORY_LIMIT:  # 0 means unknown
-        return StreamedSplit(number, open)
+        return StreamedSplit(number, open), labeled
     with tf.device("CPU"):
         examples = open(None).batch(number).get_single_element()
-    return IndexedSplit(examples["image"], examples["label"])
+    return IndexedSplit(examples["image"], examples["label"]), labeled
 
 
 # -- a folder of images
 
 
-def _open_folder(data: recipe.Data) -> Source:
+def _open_folder(data: recipe.Data, needs_labels: bool) -> Source:
     if data.path is None:
         raise ValueError(
             "data.path (--data) must name a folder for the source 'folder'. Received: None"
@@ -300,7 +325,13 @@ def _open_folder(data: recipe.Data) -> Source:
         near = difflib.get_close_matches(root.name, _entries(root.parent), n=3)
         hint = f"; near: {', '.join(near)}" if near else ""
         raise ValueError(f"data.path must be a folder{hint}. Received: data.path={data.path!r}")
-    parts = {field: _pictures(root, field, getattr(data, field)) for field in ("train", "test")}
+    parts = {
+        field: _pictures(root, field, getattr(data, field), needs_labels)
+        for field in ("train", "test")
+    }
+    unlabeled = any(UNLABELED in part for part in parts.values())
+    if unlabeled:
+        parts = {field: {UNLABELED: sum(part.values(), [])} for field, part in parts.items()}
     labels = tuple(sorted(parts["train"]))
     if strange := sorted(parts["test"].keys() - set(labels)):
         raise ValueError(
@@ -308,18 +339,21 @@ def _open_folder(data: recipe.Data) -> Source:
             f"Received: {_some(strange)} in {root / data.test}"
         )
     if empty := [label for label in labels if not parts["train"][label]]:
+        rule = "" if unlabeled else " of every class"
         raise ValueError(
-            f"data.train must have images ({', '.join(SUFFIXES)}) of every class. "
-            f"Received: none in {_some(empty)} of {root / data.train}"
+            f"data.train must have images ({', '.join(SUFFIXES)}){rule}. "
+            f"Received: none in {_some(empty)}{'' if unlabeled else ' of '}{root / data.train}"
         )
     if not any(parts["test"].values()):
         raise ValueError(f"data.test must have an image. Received: data.test={data.test!r}")
     train, test = (_folder_split(part, labels) for part in parts.values())
+    if unlabeled:
+        return Source("folder", None, 0, (None, None, 3), train, test)
     return Source("folder", labels, len(labels), (None, None, 3), train, test)
 
 
-def _pictures(root: Path, field: str, split: str) -> dict[str, list[Path]]:
-    """The images of each class."""
+def _pictures(root: Path, field: str, split: str, needs_labels: bool) -> dict[str, list[Path]]:
+    """The images of each class; those of a folder without classes as `UNLABELED`."""
     parsed = SLICE.fullmatch(split)
     if parsed is None:
         raise ValueError(
@@ -328,6 +362,8 @@ def _pictures(root: Path, field: str, split: str) -> dict[str, list[Path]]:
         )
     folder = root / parsed["folder"]
     classes = sorted(p for p in folder.glob("*") if p.is_dir() and p.name[0] != ".")
+    if not classes and not needs_labels and folder.is_dir():
+        classes = [folder]
     if not classes:
         raise ValueError(
             f"data.{field} must be a folder with one sub-folder a class. "
@@ -343,7 +379,7 @@ def _pictures(root: Path, field: str, split: str) -> dict[str, list[Path]]:
         if (first, last) != (0, 100):
             files.sort(key=lambda p: _hash(p.relative_to(folder)))
             files = files[round(len(files) * first / 100) : round(len(files) * last / 100)]
-        found[path.name] = files
+        found[UNLABELED if path == folder else path.name] = files
     return found
 
 

@@ -201,3 +201,18 @@ class StreamedSplit:
         if part is None:
             return dataset
         return dataset.batch(part.batch_size, drop_remainder=True).map(part.take).unbatch()
+
+
+def subset(split: Split, count: int, seed: int = 0) -> Split:
+    """At most `count` examples of a split: random ones, or of a stream the first.
+
+    A stream of TFDS was shuffled when it was prepared; a folder is ordered by its classes.
+    """
+    if count >= split.num_examples:
+        return split
+    if isinstance(split, StreamedSplit):
+        return StreamedSplit(count, lambda _: split.open(None).take(count))
+    chosen = np.random.default_rng(seed).permutation(split.num_examples)[:count]
+    with tf.device("CPU"):
+        images, labels = (tf.gather(part, np.sort(chosen)) for part in (split.images, split.labels))
+    return IndexedSplit(images, labels, split.read)

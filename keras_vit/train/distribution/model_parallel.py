@@ -51,12 +51,13 @@ def _attention_and_mlp(where: str, heads: str, hidden: str) -> dict:
 _RULES = {
     **_attention_and_mlp(_BLOCK, "num_heads", "mlp_dim"),
     **_attention_and_mlp(_POOLING, "pooling_heads", "pooling_mlp_dim"),
+    _BLOCK + "attention/score_scale": ((MODEL,), "num_heads"),  # (h,)
     _RELATIVE + "table": ((None, MODEL), "num_heads"),  # (P, h)
     _RELATIVE + "keys": ((None, MODEL, None), "num_heads"),  # (2T - 1, h, d)
     _BLOCK + "mlp/gate/kernel": ((None, MODEL), "mlp_dim"),  # (D, M)
     _BLOCK + "mlp/gate/bias": ((MODEL,), "mlp_dim"),
     _BLOCK + "mlp/gate/lora_kernel_b": ((None, MODEL), "mlp_dim"),
-    "(?:.*/)?stem/.*conv(?:_[123])?/kernel": ((None, None, None, MODEL), "stem_width"),
+    "(?:.*/)?stem/.*conv(?:_[0-9]+)?/kernel": ((None, None, None, MODEL), "stem_width"),
     "(?:.*/)?patches/projection/kernel": ((None, None, None, MODEL), "width"),  # (p, p, C, D)
     "(?:.*/)?position_embedding/table": ((None, MODEL), "width"),  # (T, D)
     "(?:.*/)?pre_logits/kernel": ((None, MODEL), _UNITS),  # (D, R)
@@ -155,6 +156,8 @@ def expected(config: keras_vit.ViTConfig) -> Iterable[str]:
         absent.append(_POOLING)
     if config.position_table != "learned":
         absent.append("position_embedding/table")
+    if config.score_scale != "learned":
+        absent.append("attention/score_scale")
     if config.attention_positions != "relative_bias":
         absent.append("relative_positions/table")
     if config.attention_positions != "relative":

@@ -1,6 +1,7 @@
-"""Muon for the kernels of encoder blocks."""
+"""Muon for the kernels of encoder blocks and of the stem."""
 
 import math
+import re
 
 import keras
 from keras import ops
@@ -8,18 +9,35 @@ from keras import ops
 from keras_vit.train.distribution.devices import in_replica
 from keras_vit.train.optim.layer_decay import BLOCK, LayerFactors
 
+STEM = re.compile(r"(^|/)stem/(?!root_)")
+"""Paths of the stem's weights, but for the layers that read the pixels."""
+
 
 class Muon(keras.optimizers.Muon):
-    """Keras' Muon for the kernels of the encoder blocks, and its Adam for all else.
+    """Keras' Muon for the kernels of the encoder blocks and the stem, and its Adam for all else.
 
     Deviation: Keras' Muon leaves the kernels of attention to Adam, because they are (D, h, d) and
     (h, d, D), and takes the head. Here they are orthogonalized as the matrices of the
-    paper, (D, h * d) and (h * d, D). Patches, positions, tokens, norms, biases, LoRA, pre-logits
+    paper, (D, h * d) and (h * d, D), and the convolutions of a stem as (k * k * C, F), but for the
+    first one, which reads the pixels. Patches, positions, tokens, norms, biases, LoRA, pre-logits
     and head are left to Adam.
+
+    Args:
+        iteration_dtype: In what the Newton-Schulz iteration computes, such as "bfloat16", as its
+            author does; None is the dtype of the kernels.
+        **kwargs: Arguments of `keras.optimizers.Muon`.
     """
 
+    def __init__(self, iteration_dtype=None, **kwargs):
+        super().__init__(**kwargs)
+        self.iteration_dtype = iteration_dtype
+
+    def get_config(self):
+        return {**super().get_config(), "iteration_dtype": self.iteration_dtype}
+
     def _should_use_adamw(self, variable):
-        return not (BLOCK.search(variable.path) and variable.name == "kernel")
+        ours = BLOCK.search(variable.path) or STEM.search(variable.path)
+        return not (ours and variable.name == "kernel")
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         """Orthogonalizes matrices of one shape together: a few large products, not many."""
@@ -44,9 +62,15 @@ class Muon(keras.optimizers.Muon):
         """One update of kernels that are matrices of one shape."""
         shape = self._matrix_shape(pairs[0][1])
         matrices = ops.stack([ops.reshape(self._momentum(g, v), shape) for g, v in pairs])
-        updates = self.zeropower_via_newtonschulz5(matrices, self.ns_steps)
+        updates = self.zeropower_via_newtonschulz5(
+            ops.cast(matrices, self.iteration_dtype or matrices.dtype), self.ns_steps
+        )
         # Scaled to the size of Adam's updates (arXiv 2502.16982).
-        updates = updates * (math.sqrt(max(shape)) * self.rms_rate) * learning_rate
+        updates = (
+            ops.cast(updates, matrices.dtype)
+            * (math.sqrt(max(shape)) * self.rms_rate)
+            * learning_rate
+        )
         for (_, variable), update in zip(pairs, ops.unstack(updates, len(pairs)), strict=True):
             self.assign_sub(variable, ops.reshape(update, variable.shape))
 
@@ -60,5 +84,8 @@ class Muon(keras.optimizers.Muon):
         """Rows and columns of the matrix that a kernel is in the paper."""
         # TensorFlow passes its own variable, which has no path.
         ours = self._trainable_variables[self._get_variable_index(variable)]
-        inputs = 2 if "/attention_output/" in ours.path and len(ours.shape) == 3 else 1
+        if len(ours.shape) == 4:  # a convolution's (k, k, C, F)
+            inputs = 3
+        else:
+            inputs = 2 if "/attention_output/" in ours.path and len(ours.shape) == 3 else 1
         return math.prod(ours.shape[:inputs]), math.prod(ours.shape[inputs:])

@@ -34,6 +34,7 @@ def make_optimizer(recipe: Recipe, model: keras.Model, steps: int) -> keras.opti
         "learning_rate": schedule if every == 1 else PerUpdate(schedule, every),
         "weight_decay": options.weight_decay or None,
         "global_clipnorm": options.global_clipnorm,
+        "clipnorm": options.clipnorm,
         "gradient_accumulation_steps": every if every > 1 else None,
         "name": options.name,
     }
@@ -49,6 +50,8 @@ def make_optimizer(recipe: Recipe, model: keras.Model, steps: int) -> keras.opti
     elif options.name == "muon":
         own = {f"adam_{name}": value for name, value in adam.items()}
         own |= {"momentum": options.momentum, "adam_weight_decay": options.weight_decay or None}
+        half = recipe.run.precision == "mixed_bfloat16"
+        own |= {"iteration_dtype": "bfloat16" if half else None}
         cls = Muon
     else:  # Keras' AdamW is its Adam, which decays the same way, but takes no None
         decays_any = options.name == "adamw" and options.weight_decay

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,68 +89,86 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def write(
-    folder: str | Path,
-    recipe: Any,
-    predictions: Predictions,
-    facts: dict[str, Any],
-    labels: Sequence[str] | None = None,
-    more: Sequence[str] = (),
+    folder: str | Path, recipe: Any, rows: Mapping[str, Any], sections: Sequence[str] = ()
 ) -> Path:
-    """Writes report.md, curves.png and confusion.png into a run folder that has its log.jsonl.
+    """Writes report.md and curves.png into a run folder that has its log.jsonl.
 
     Args:
         folder: The run folder.
         recipe: The `Recipe` of the run.
-        predictions: What the saved model says of the test pictures.
-        facts: Further rows of the first table, by name.
-        labels: Names of the classes.
-        more: Lines to put behind the mistakes.
+        rows: The rows of the table, by name.
+        sections: Lines of Markdown to put behind the curves.
 
     Returns:
         The path of report.md.
     """
     folder = Path(folder)
     log = read_log(folder / "log.jsonl")
-    names = list(labels or map(str, range(predictions.num_classes)))
-    rows = {"top-1 on the test data": f"{predictions.top1:.2%}"}
-    if predictions.top5 is not None:
-        rows["top-5"] = f"{predictions.top5:.2%}"
-    rows |= {"test pictures": f"{len(predictions.truth):,}", **facts}
     lines = [f"# {recipe.name}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in rows.items()]
     if log:
-        draw_curves(log, folder / "curves.png", f"{recipe.name}: loss, accuracy, learning rate")
-        lines += ["", "![Loss, accuracy and learning rate](curves.png)"]
-    lines += ["", "## Mistakes", ""]
-    if predictions.num_classes <= DRAWN:
-        draw_confusion(predictions, names, folder / "confusion.png", recipe.name)
-        lines += ["![What was said of each class](confusion.png)", ""]
-    worst = predictions.worst(10 if predictions.num_classes <= NUMBERED else 20)
-    if worst:
-        lines += ["| it is | taken for | times | of this class |", "|---|---|---:|---:|"]
-        lines += [
-            f"| {_cell(names[a])} | {_cell(names[b])} | {n} | {share:.1%} |"
-            for a, b, n, share in worst
-        ]
-    else:
-        lines += ["None."]
-    lines += more
+        names = draw_curves(log, folder / "curves.png", recipe.name)
+        lines += ["", f"![{names}](curves.png)"]
+    lines += sections
     page = folder / "report.md"
     quoted = shlex.quote(str(folder))
-    go_on = _GO_ON.format(folder=folder, quoted=quoted, activation=recipe.loss.name)
-    page.write_text("\n".join(lines) + go_on, encoding="utf-8")
+    go_on = _GO_ON if recipe.objective.needs_labels else _GO_ON_FEATURES
+    go_on = go_on.format(folder=folder, quoted=quoted, activation=recipe.loss.name)
+    page.write_text("\n".join(lines) + go_on + _FILES.format(quoted=quoted), encoding="utf-8")
     return page
 
 
-def draw_curves(log: Sequence[dict[str, Any]], path: str | Path, title: str) -> None:
-    """Loss and accuracy of training and test, and the learning rate, by epoch."""
-    figure, axes = _figure(12, 3.8, 3)
-    figure.suptitle(title)
-    panels = (
-        ("loss", "Loss", "cross-entropy (nats)", 1),
-        ("accuracy", "Accuracy", "right answers (%)", 100),
-        ("learning_rate", "Learning rate", "step size", 1),
+def mistakes(
+    predictions: Predictions, labels: Sequence[str] | None, folder: str | Path, title: str
+) -> list[str]:
+    """Draws confusion.png and lists the commonest mistakes.
+
+    Args:
+        predictions: What the saved model says of the test pictures.
+        labels: Names of the classes.
+        folder: The run folder.
+        title: Title of the figure.
+
+    Returns:
+        Lines of Markdown.
+    """
+    names = list(labels or map(str, range(predictions.num_classes)))
+    lines = ["", "## Mistakes", ""]
+    if predictions.num_classes <= DRAWN:
+        draw_confusion(predictions, names, Path(folder, "confusion.png"), title)
+        lines += ["![What was said of each class](confusion.png)", ""]
+    worst = predictions.worst(10 if predictions.num_classes <= NUMBERED else 20)
+    if not worst:
+        return [*lines, "None."]
+    lines += ["| it is | taken for | times | of this class |", "|---|---|---:|---:|"]
+    return lines + [
+        f"| {_cell(names[a])} | {_cell(names[b])} | {n} | {share:.1%} |" for a, b, n, share in worst
+    ]
+
+
+def draw_curves(log: Sequence[dict[str, Any]], path: str | Path, title: str) -> str:
+    """Loss and accuracy of training and test, and the learning rate, by epoch.
+
+    Without labels, the accuracy is that of k-NN, if it was measured.
+
+    Returns:
+        What is drawn, in words.
+    """
+    seen = set().union(*log)
+    labeled = "accuracy" in seen
+    panels = [("loss", "Loss", "cross-entropy (nats)" if labeled else "loss", 1)]
+    if labeled:
+        panels.append(("accuracy", "Accuracy", "right answers (%)", 100))
+    elif "val_knn" in seen:
+        panels.append(("knn", "k-NN accuracy", "right answers (%)", 100))
+    panels.append(("learning_rate", "Learning rate", "step size", 1))
+    *names, last = (
+        heading if i == 0 else heading[0].lower() + heading[1:]
+        for i, (_, heading, _, _) in enumerate(panels)
     )
+    names = f"{', '.join(names)} and {last}"
+    figure, axes = _figure(4 * len(panels), 3.8, len(panels))
+    figure.suptitle(f"{title}: {names[0].lower()}{names[1:].replace(' and', ',')}")
     for axis, (key, heading, unit, scale) in zip(axes, panels, strict=True):
         for name, label, color, mark in (
             (key, "training", BLUE, "o"),
@@ -168,6 +186,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: str | Path, title: str) -> 
         if key != "learning_rate":
             axis.legend(frameon=False)
     _save(figure, path)
+    return names
 
 
 def draw_confusion(
@@ -230,7 +249,28 @@ model = keras.saving.load_model("{folder}/model.keras")
 images = keras_vit.preprocessing.preprocess(pictures, model.config)  # PIL images or arrays
 probabilities = keras.ops.{activation}(model.predict(images))
 ```
+"""
+_GO_ON_FEATURES = """
 
+## To go on
+
+Fine-tune it on images with labels, by any recipe of such images:
+
+```
+keras-vit train --recipe folder --data flowers --workdir runs/flowers \\
+    --set model.variant=null --set model.weights={quoted}/model.keras
+```
+
+```python
+import keras, keras_vit
+
+model = keras.saving.load_model("{folder}/model.keras")
+images = keras_vit.preprocessing.preprocess(pictures, model.config)  # PIL images or arrays
+features = model.predict(images)
+classifier = keras_vit.from_pretrained("{folder}/model.keras", num_classes=10)
+```
+"""
+_FILES = """
 `recipe.json` holds every setting of this run, `log.jsonl` its figures, a line an epoch;
 `tensorboard --logdir {quoted}/logs` shows them while a run goes.
 """

@@ -4,6 +4,7 @@ recipe.json       the recipe of the run
 log.jsonl         a line per epoch
 checkpoints/      see `keras_vit.train.checkpoint.files`
 model.keras       the trained model
+objective.keras   what it was trained in, if without labels
 results.json      the results; written last, so a run that has it is finished
 lock              held by the process that trains
 """
@@ -22,6 +23,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None
 
 RECIPE, LOG, MODEL, RESULTS = "recipe.json", "log.jsonl", "model.keras", "results.json"
+OBJECTIVE = "objective.keras"
 CHECKPOINTS = "checkpoints"
 MAX_COUNT = 1 << 40
 """Above any number of steps, and of seconds since 1970."""

@@ -16,7 +16,7 @@ from keras_vit.weights.formats.open_clip import OPEN_CLIP
 from keras_vit.weights.formats.table import Format
 from keras_vit.weights.formats.timm import TIMM
 from keras_vit.weights.formats.timm_naflex import TIMM_NAFLEX
-from keras_vit.weights.formats.timm_raw import DEIT3, DINOV2, MAE
+from keras_vit.weights.formats.timm_raw import DEIT3, DINO, DINOV2, MAE
 from keras_vit.weights.formats.torchvision import TORCHVISION
 from keras_vit.weights.formats.vit_pytorch import VIT_PYTORCH
 
@@ -34,6 +34,7 @@ FORMATS = {
         OPEN_CLIP,
         VIT_PYTORCH,
         MAE,
+        DINO,
         BEIT,
         DINOV3,
         DINOV2,

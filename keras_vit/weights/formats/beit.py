@@ -7,8 +7,9 @@ from typing import Any
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats import timm_config
 from keras_vit.weights.formats.table import PLAIN, STANDARD_HEADS, Header, Limit, Reading
-from keras_vit.weights.formats.timm import NAMES as TIMM_NAMES
-from keras_vit.weights.formats.timm import RAW_SCALES, TIMM, read_timm, timm_rows
+from keras_vit.weights.formats.timm import TIMM, timm_rows
+from keras_vit.weights.formats.timm_reading import NAMES as TIMM_NAMES
+from keras_vit.weights.formats.timm_reading import RAW_SCALES, read_timm
 
 NAMES = {
     **TIMM_NAMES,

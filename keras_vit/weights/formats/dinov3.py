@@ -13,8 +13,9 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.weights.formats.table import Checked, Header, Reading, Row
-from keras_vit.weights.formats.timm import NAMES, read_timm, timm_rows
+from keras_vit.weights.formats.timm import timm_rows
 from keras_vit.weights.formats.timm_raw import RAW
+from keras_vit.weights.formats.timm_reading import NAMES, read_timm
 from keras_vit.weights.formats.torch_names import IMAGENET_PIXELS
 
 PERIODS = "rope_embed.periods"

@@ -192,7 +192,7 @@ def huggingface_rows(
         yield Pair(f"{embeddings}.register_tokens", ("registers/tokens",))
     for i in range(config.depth):
         block = f"{prefix}{names['layers']}.{i}"
-        yield from _block(config, names, block, f"encoder_block_{i}")
+        yield from block_rows(config, names, block, f"encoder_block_{i}")
         own, shared = names["relative"]
         yield from relative_rows(config, i, own.format(i), shared, relative)
     if config.final_norm != "none":
@@ -207,7 +207,8 @@ def huggingface_rows(
         yield from linear("classifier", "head")
 
 
-def _block(config, names, theirs, ours) -> Iterator[Pair]:
+def block_rows(config, names, theirs, ours) -> Iterator[Pair]:
+    """The rows of a block."""
     yield from norm(f"{theirs}.{names['norms'][0]}", f"{ours}/attention_norm")
     for name in QKV:
         source = f"{theirs}.{_qkv(names, name)}"

@@ -102,6 +102,9 @@ def read_clip(header: Header) -> Reading:
         pooling = "mean" if classes else "token"
     else:
         pooling = "map" if header.has(r"head\.probe$") and not classes else "mean"
+        if "model_type" not in tower and pooling == "mean" and not classes:
+            # PaddleOCR's tower has the arrays of SigLIP's without a head, and rotary positions.
+            assumed |= header.unstated(("position_embedding",), {})
     fields = {
         "image_size": size,
         "patch_size": (ph, pw),

@@ -1,7 +1,7 @@
 """State dicts of timm's `VisionTransformer` and `Eva`.
 
-LayerNorm's epsilon is 1e-6 and GELU is exact unless the architecture
-says otherwise. `config.json` states the pixel range.
+LayerNorm's epsilon is 1e-6 and GELU is exact unless the architecture says otherwise. `config.json`
+states the pixel range.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,22 +14,18 @@ from keras_vit.weights.formats import resnet_names, timm_config
 from keras_vit.weights.formats.relative_positions import (
     INDEX,
     INDEX_REASON,
-    held,
-    relative_fields,
     relative_rows,
-    with_table,
 )
 from keras_vit.weights.formats.table import (
     POOLING_SIZES,
     STANDARD_HEADS,
     Derived,
     Format,
-    Header,
     Limit,
     Pair,
-    Reading,
     Row,
 )
+from keras_vit.weights.formats.timm_reading import FREQUENCIES, NAMES, read_timm
 from keras_vit.weights.formats.torch_names import (
     CONV,
     FROM_HEADS,
@@ -43,17 +39,6 @@ from keras_vit.weights.formats.torch_names import (
     qkv,
 )
 
-# Names of an MLP's Linears: timm's, raw DINOv2's, and with a gate apart timm's and raw EVA's.
-MLPS = (("fc1", "fc2"), ("w12", "w3"), ("fc1_g", "fc1_x", "fc2"), ("w1", "w2", "w3"))
-NAMES = {
-    "registers": "reg_token",
-    "scales": ("ls1.gamma", "ls2.gamma"),
-    "mlp": MLPS[0],
-    "head": "head",
-    "relative": ("blocks.{}.attn.rel_pos.", "shared_rel_pos."),
-}
-RAW_SCALES = ("gamma_1", "gamma_2")
-
 DROPPED = {
     r"mask_token$": "the mask token of pretraining",
     r"decoder_": "the decoder of pretraining",
@@ -66,230 +51,6 @@ REFUSED = {
     "convolutions that is not ViT's ResNet",
     r"rope\.freqs_|blocks\.0\.attn\.rope\.": "tables of rotary positions (raw EVA-02)",
 }
-
-
-# What no array shows of rotary positions.
-ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
-FREQUENCIES = "rope.freqs"
-
-
-def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
-    """The config: from shapes, then from `config.json`, then timm's own defaults."""
-    width, channels, *patch = header.shape("patch_embed.proj.weight", 4)
-    stem = resnet_names.timm_fields(header)
-    channels = stem.get("in_channels", channels)
-    ph, pw = resnet_names.pixels(tuple(patch), stem)
-    stated = timm_config.stated_fields(header.config)
-    # Also the positions: beside a table there may be rotary ones, which have no arrays.
-    unstated = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
-    assumed = set() if "architecture" in header.config else header.unstated(unstated, stated)
-    names = {**names, "mlp": _mlp_names(header)}
-    if "blocks.0.gamma_1" in header.shapes:  # timm's Eva
-        names["scales"] = RAW_SCALES
-    distilled = "dist_token" in header.shapes
-    if distilled and stated.get("pooling", "token") == "token":
-        stated["pooling"] = "token_pair"
-        assumed -= {"pooling"}
-    registers = header.size(names["registers"], 1, 0)
-    token = ("cls_token" in header.shapes) * (1 + distilled)
-    rows = header.size("pos_embed", 1, 0)
-    places = (names["relative"][0].format(0), names["relative"][1])
-    relative = relative_fields(header, *places, (ph, pw), stated)
-    positions = with_table(relative, bool(rows))
-    if relative:
-        assumed -= {"position_embedding"}
-        stated.pop("position_embedding", None)
-        _check_size_is_known(header, stated, rows or "image_size" in relative)
-    elif FREQUENCIES in header.shapes:
-        positions = "learned+rope_mixed" if rows else "rope_mixed"
-        stated.setdefault("rope_coordinates", "index")
-        stated.setdefault("rope_order", "columns_first")
-        stated.setdefault("rope_pairs", "neighbors")
-        assumed -= {"position_embedding"}
-    elif not rows:
-        _check_no_positions(header, stated)
-    if "rope" in (header.given.get("position_embedding") or positions):
-        assumed |= {name for name in ROPE if assumed and name not in header.given}
-    shown = relative.pop("image_size", None)  # by a table of offsets
-    stated["image_size"] = shown or stated.get("image_size")
-    size, row, fold = _table(header, rows, (ph, pw), int(token), registers, stated)
-    size = shown or size
-    separate = "blocks.0.attn.q_proj.weight" in header.shapes
-    names["separate"] = separate
-    first = "blocks.0.attn.q_proj.weight" if separate else "blocks.0.attn.qkv.weight"
-    inner = header.shape(first, 2)[0] // (1 if separate else 3)
-    hidden, gated = _mlp(header, names["mlp"])
-    if gated and rows:
-        _check_rotary(header)
-    if gated:
-        stated.pop("gelu", None)
-        assumed -= {"gelu"}
-        if "architecture" not in header.config and names["mlp"] == ("fc1", "fc2"):
-            assumed |= {"mlp"}  # these names say nothing of what the gate computes
-    if per_head := header.shapes.get("blocks.0.attn.q_norm.weight"):
-        stated["num_heads"] = inner // max(per_head[0], 1)
-        assumed -= {"num_heads"}
-    heads = header.heads(width, stated.pop("num_heads", None))
-    _check_block_norm(header)
-    if "architecture" not in header.config and not _shows_block_norm(header):
-        assumed |= header.unstated(("block_norm",), stated)
-    pooling = _pooling_fields(header, hidden)
-    rms = "blocks.0.norm1.bias" not in header.shapes
-    if rms and "architecture" not in header.config:
-        assumed |= {"norm"}  # a LayerNorm without an offset has the same arrays
-    averaged = not token or header.has(r"fc_norm\.")
-    fields = {
-        "image_size": size,
-        "patch_size": (ph, pw),
-        "in_channels": channels,
-        **stem,
-        "width": width,
-        "depth": header.count(r"blocks\.(\d+)\.norm1\."),
-        "num_heads": heads,
-        "head_dim": None if inner == width else inner // heads,
-        "attention_inner_norm": "blocks.0.attn.norm.weight" in header.shapes,
-        "mlp_dim": hidden,
-        "mlp": "swiglu" if gated else "mlp",
-        "mlp_inner_norm": "blocks.0.mlp.norm.weight" in header.shapes,
-        "norm_epsilon": 1e-5 if "norm_pre.weight" in header.shapes else 1e-6,  # CLIP's
-        "gelu": "exact",
-        "norm": "rms" if rms else "layer",
-        "dense_bias": "blocks.0.attn.proj.bias" in header.shapes,
-        "qkv_bias": header.has(r"blocks\.0\.attn\.(qkv\.bias|q_bias|q_proj\.bias)$"),
-        "key_bias": _key_bias(header),
-        "qk_norm": "blocks.0.attn.q_norm.weight" in header.shapes,
-        "layer_scale": 1e-5 if f"blocks.0.{names['scales'][0]}" in header.shapes else None,
-        "class_token": bool(token),
-        "distillation_token": distilled,
-        "patch_norm": "after" if "patch_embed.norm.weight" in header.shapes else False,
-        "patch_bias": "patch_embed.proj.bias" in header.shapes,
-        "embedding_norm": "norm_pre.weight" in header.shapes,
-        "num_registers": registers,
-        **{name: value for name, value in relative.items() if name != "position_embedding"},
-        "position_embedding": positions,
-        "position_class_row": bool(row),
-        "pooling": "mean" if averaged else "token",
-        **pooling,
-        "final_norm": _final_norm(header),
-        "representation_size": header.size("pre_logits.fc.weight", 0, None),
-        "num_classes": header.size(f"{names['head']}.weight", 0, 0),
-        "interpolation": "timm",
-    }
-    stated.pop("image_size", None)
-    if fields["layer_scale"] is None:
-        stated.pop("layer_scale", None)
-    style = {"names": names, "fold": fold, "relative": held(header, *places)}
-    for name in ("pixel_mean", "pixel_std"):
-        if isinstance(stated.get(name), tuple) and len(stated[name]) != channels:
-            del stated[name]
-    # Tokens before the patches may be pooled, or left out, or be what is read: no array shows it.
-    if not token and not registers:
-        assumed -= {"pooling"}
-    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
-
-
-def _key_bias(header: Header) -> bool:
-    """False where there is a bias of the queries, and none of the keys: in EVA and BEiT."""
-    queries = header.has(r"blocks\.0\.attn\.(q_bias|q_proj\.bias)$")
-    return not queries or "blocks.0.attn.k_proj.bias" in header.shapes
-
-
-def _mlp_names(header: Header) -> tuple[str, ...]:
-    has = (m for m in MLPS if all(f"blocks.0.mlp.{name}.weight" in header.shapes for name in m))
-    return next(has, MLPS[0])
-
-
-def _mlp(header: Header, names: tuple[str, ...]) -> tuple[int, bool]:
-    """The hidden size of the MLP, and whether it is gated."""
-    first, last = (f"blocks.0.mlp.{name}.weight" for name in (names[0], names[-1]))
-    rows, columns = header.shape(first, 2)[0], header.shape(last, 2)[1]
-    packed = len(names) == 2 and rows == 2 * columns
-    if rows != columns and not packed:
-        raise ValueError(
-            "source must have an MLP whose hidden values are all read, or a gated one of twice as "
-            f"many. Received: {first} with {rows} rows for {last} with {columns} columns"
-        )
-    return columns, packed or len(names) == 3
-
-
-def _pooling_fields(header: Header, hidden: int) -> dict[str, Any]:
-    """The fields of attention pooling; none if there is no such head."""
-    if not header.has(r"attn_pool\."):
-        return {}
-    rows = header.shape("attn_pool.mlp.fc1.weight", 2)[0]
-    return {"pooling": "map", "pooling_mlp_dim": None if rows == hidden else rows}
-
-
-def _table(header, rows, patch, token, registers, stated):
-    """The image size, whether the class token has a row, and how many rows the registers have."""
-    if not rows:
-        if size := stated.get("image_size"):
-            return size, 0, 0
-        size = header.given.get("image_size") or 224
-        sides = (size, size) if isinstance(size, int) else size
-        return tuple(side // p * p for side, p in zip(sides, patch, strict=True)), 0, 0
-    prefixes = [0, token] + ([token + registers] if registers else [])
-    size, before = header.table_size(rows, prefixes, patch, stated.get("image_size"))
-    fold = registers if registers and before == token + registers else 0
-    return size, before - fold, fold
-
-
-def _check_no_positions(header: Header, stated: Mapping[str, Any]) -> None:
-    """Refuses a model without a table that may have rotary positions, which have no arrays."""
-    if "position_embedding" not in stated and "position_embedding" not in header.given:
-        raise ValueError(
-            "source must hold a position table, or position_embedding='none' must be passed: a "
-            "model without one may have rotary positions, which have no arrays. If it has, pass "
-            f"position_embedding='rope' and {', '.join(ROPE)}. Received: no array 'pos_embed'"
-        )
-
-
-def _check_rotary(header: Header) -> None:
-    """Refuses an EVA-02 without a word on its positions: beside the table they are rotary."""
-    known = "architecture" in header.config or "position_embedding" in header.given
-    if not known and header.has(r"blocks\.0\.attn\.(q_bias|q_proj\.)"):
-        raise ValueError(
-            "position_embedding must be passed: EVA-02, whose arrays these may be, has rotary "
-            f"positions, 'learned+rope', beside its table. Pass {', '.join(ROPE)} too. "
-            "Received: position_embedding=None"
-        )
-
-
-def _check_size_is_known(header: Header, stated: Mapping[str, Any], shown: Any) -> None:
-    if not (shown or stated.get("image_size") or header.given.get("image_size")):
-        raise ValueError(
-            "image_size must be passed: an MLP of relative positions fits any size. "
-            "Received: no table of positions, and no image_size"
-        )
-
-
-def _shows_block_norm(header: Header) -> bool:
-    """Whether there are parts that no model has whose LayerNorms follow each branch."""
-    parts = ("ls1.gamma", "gamma_1", "attn.relative_position_bias_table")
-    return any(f"blocks.0.{name}" in header.shapes for name in parts)
-
-
-def _check_block_norm(header: Header) -> None:
-    """Refuses a model that may have its LayerNorms after each branch, under the same names."""
-    plain = ("attn.q_norm.weight",)
-    # With timm's own relative positions there are biases in either case.
-    if not header.has(r"(blocks\.0\.attn\.|shared_)rel_pos\."):
-        plain += ("attn.qkv.bias",)
-    known = "architecture" in header.config or "block_norm" in header.given
-    shown = _shows_block_norm(header) or any(f"blocks.0.{n}" in header.shapes for n in plain)
-    if not known and not shown:
-        raise ValueError(
-            "source must state where its LayerNorms are: most of timm's models without query, key "
-            "and value biases, q/k norm and LayerScale have them after each branch. Pass "
-            "block_norm='res_post' for these, and block_norm='pre' if they are before each branch. "
-            "Received: no array 'blocks.0.attn.qkv.bias'"
-        )
-
-
-def _final_norm(header: Header) -> str:
-    if header.has(r"fc_norm\."):
-        return "after_pooling"
-    return "before_pooling" if header.has(r"norm\.") else "none"
 
 
 def timm_rows(
@@ -315,7 +76,7 @@ def timm_rows(
     if config.embedding_norm:
         yield from norm("norm_pre", "embedding_norm", config.norm)
     for i in range(config.depth):
-        yield from _block(config, f"blocks.{i}", f"encoder_block_{i}", names)
+        yield from block_rows(config, f"blocks.{i}", f"encoder_block_{i}", names)
         own, shared = names["relative"]
         yield from relative_rows(config, i, own.format(i), shared, relative)
         if config.attention_positions == "rope_mixed":
@@ -338,7 +99,8 @@ def timm_rows(
         yield from linear(names["head"], "head")
 
 
-def _block(config, theirs, ours, names) -> Iterator[Row]:
+def block_rows(config, theirs, ours, names) -> Iterator[Row]:
+    """The rows of a block."""
     yield from norm(f"{theirs}.norm1", f"{ours}/attention_norm", config.norm)
     yield from _projections(config, f"{theirs}.attn", f"{ours}/attention", names)
     if config.qk_norm:
@@ -425,6 +187,9 @@ TIMM = Format(
         "block_norm": ("pre", "res_post"),
         "norm": ("layer",),
         "key_bias": (True,),
+        "score_scale": ("fixed",),
+        "score_diagonal": (True,),
+        "patch_shift": (False,),
         "patch_norm": (False,),
         "position_embedding": ("learned", "none"),
         "representation_size": (None,),

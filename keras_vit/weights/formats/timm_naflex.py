@@ -17,8 +17,9 @@ from keras_vit.resample import resample_grid
 from keras_vit.weights.formats import timm_config
 from keras_vit.weights.formats.layout import Layout
 from keras_vit.weights.formats.table import Derived, Format, Header, Pair, Reading, Row
-from keras_vit.weights.formats.timm import read_timm, timm_rows
+from keras_vit.weights.formats.timm import timm_rows
 from keras_vit.weights.formats.timm_raw import RAW
+from keras_vit.weights.formats.timm_reading import read_timm
 from keras_vit.weights.formats.vit_pytorch import patch_of
 
 TABLE, ROWS, COLUMNS = "embeds.pos_embed", "embeds.pos_embed_y", "embeds.pos_embed_x"

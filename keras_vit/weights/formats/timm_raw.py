@@ -1,14 +1,14 @@
-"""Raw state dicts of DeiT-III, DINOv2 and MAE, which share nearly all names with timm's."""
+"""Raw state dicts of DeiT-III, DINO, DINOv2 and MAE, which share nearly all names with timm's."""
 
 import dataclasses
 
 from keras_vit.weights.formats.table import Header, Reading
-from keras_vit.weights.formats.timm import (
+from keras_vit.weights.formats.timm import TIMM
+from keras_vit.weights.formats.timm_reading import (
     FREQUENCIES,
     NAMES,
     RAW_SCALES,
     ROPE,
-    TIMM,
     read_timm,
 )
 from keras_vit.weights.formats.torch_names import IMAGENET_PIXELS
@@ -38,6 +38,14 @@ def read_dinov2(header: Header) -> Reading:
     return _raw(reading, "huggingface_dinov2_registers" if registers else "dinov2")
 
 
+def read_dino(header: Header) -> Reading:
+    """Raw DINO with its head, which is dropped: the teacher of a "full checkpoint".
+
+    A published backbone alone has timm's names and nothing that tells them apart.
+    """
+    return _raw(read_timm(header), "dinov2")
+
+
 def read_mae(header: Header) -> Reading:
     """Raw MAE: an encoder, and a decoder that is dropped."""
     return _raw(read_timm(header), "deit")
@@ -65,5 +73,15 @@ DEIT3 = dataclasses.replace(
 )
 DINOV2 = dataclasses.replace(
     RAW, name="dinov2", read_config=read_dinov2, needs=(r"mask_token$", r"register_tokens$")
+)
+DINO = dataclasses.replace(
+    RAW,
+    name="dino",
+    read_config=read_dino,
+    needs=(r"head\.last_layer\.",),
+    dropped={
+        **RAW.dropped,
+        r"head\.(mlp|last_layer)\.": "DINO's head: keras_vit.train.DINO.from_pretrained reads it",
+    },
 )
 MAE = dataclasses.replace(RAW, name="mae", read_config=read_mae, needs=(r"decoder_embed\.",))

@@ -8,7 +8,7 @@ import pytest
 from conformance import KINDS, TINY, images, run, tiny_model
 
 from keras_vit.export.fold import fold
-from keras_vit.export.tflite import operators
+from keras_vit.export.tflite import operators, quantize
 from keras_vit.export.tflite.operators import to_float32_tflite
 
 pytestmark = pytest.mark.backend_free
@@ -68,8 +68,11 @@ def test_file_is_the_model(case):
     kind, changes = CASES[case]
     model = tiny_model(kind, seed=3, **changes)
     x = images(model.config)
-    found, expected = answer(convert(fold(model)), x), run(model, x)
+    content, expected = convert(fold(model)), run(model, x)
+    found = answer(content, x)
     assert error(found, expected) < FLOAT32
+    kinds = {operator.kind for operator in quantize.read_operators(content)}
+    assert kinds <= {*quantize.PRODUCTS, *quantize.BETWEEN}  # which the sweep tries in int8
     assert error(found[::-1], expected) > 1e-2  # another image is another answer
 
 
@@ -103,9 +106,10 @@ def test_file_without_a_batch_size_takes_any(kind, changes):
         assert error(answer(content, x), run(model, x)) < FLOAT32
 
 
-@pytest.mark.parametrize("kind", ["paper", "patch_norm", "resnet_stem"])
+@pytest.mark.parametrize("kind", ["paper", "patch_norm", "shifted", "conv_stem", "resnet_stem"])
 def test_file_takes_pixels(kind):
     config = {"pixel_mean": (0.1, 0.4, 0.2), "pixel_std": (0.3, 0.2, 0.1)}
+    config |= {"patch_norm": False} if kind == "shifted" else {}  # the zeros at its edges remain
     model = tiny_model(kind, **config)
     pixels = np.random.default_rng(5).integers(0, 256, (3, *TINY.input_shape), "uint8")
     folded = fold(model)

@@ -172,6 +172,13 @@ def test_int8_everywhere_is_worse():
     assert 3 * error(ours, wanted) < error(naive, wanted)
 
 
+def test_int8_has_every_operator_of_rotary_positions():
+    content = converted(tiny_model("rope"))
+    ranges = quantize.measure_ranges(content, CALIBRATION)
+    found = kinds_by_type(quantize.quantize_layers(content, {}, ranges, quantize.BETWEEN))
+    assert {"SPLIT", "CONCATENATION", "BATCH_MATMUL"} <= found
+
+
 def test_float_layers_stay_as_they_are(content):
     full = kernels(content)
     for kept in (["encoder_block_0/mlp"], ("encoder_block_1/attention/query", "head", "patches")):

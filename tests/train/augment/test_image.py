@@ -162,7 +162,7 @@ def test_blur_is_close_to_pils():
             np.array(PIL.Image.fromarray(image).filter(PIL.ImageFilter.GaussianBlur(s)), float)
             for s in (sigma, sigma / 2)
         )
-        result = augment._blur(tf.constant(image), sigma).numpy()
+        result = augment.blur(tf.constant(image), sigma).numpy()
         assert np.abs(result - blurred).mean() < 1
         assert np.abs(result - half).mean() > np.abs(result - blurred).mean()
 

@@ -35,6 +35,7 @@ AUGMENTS = {
     "nothing": Augment(),
     "images": Augment(crop="pad", flip=True, repeats=2),
     "mixed": Augment(flip=True, mixup=0.8, cutmix=1.0),
+    "keras_cv": Augment(keras_cv=[["RandomHue", {"factor": 0.5}], ["MixUp", {"alpha": 1.0}]]),
 }
 
 

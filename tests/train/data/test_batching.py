@@ -12,7 +12,7 @@ from keras_vit import ViTConfig
 from keras_vit.preprocessing import preprocess
 from keras_vit.train.data import batching
 from keras_vit.train.data.sources import Source, leave_accelerators
-from keras_vit.train.data.splits import IndexedSplit
+from keras_vit.train.data.splits import IndexedSplit, StreamedSplit, subset
 from keras_vit.train.recipe import Augment
 
 HEIGHT, WIDTH, CLASSES = 24, 16, 3
@@ -72,6 +72,7 @@ def read(dataset, count=-1):
 # -- order
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("count", [1, 2, 11, 100])
 def test_order_has_every_image_once_an_epoch(count):
     split = IndexedSplit(np.arange(count), np.zeros(count, int))
@@ -84,6 +85,7 @@ def test_order_has_every_image_once_an_epoch(count):
         assert numbers(split, count, seed=6) != run[:count]
 
 
+@pytest.mark.backend_free
 def test_order_resumes_at_any_sample():
     split = IndexedSplit(np.arange(100), np.zeros(100, int))
     run = numbers(split, 400, seed=5)
@@ -93,6 +95,7 @@ def test_order_resumes_at_any_sample():
     assert [n for n, _ in numbers(split, 2, seed=5, start=far)] == [far, far + 1]
 
 
+@pytest.mark.backend_free
 def test_order_repeats_each_image_in_a_row():
     split = IndexedSplit(np.arange(10), np.zeros(10, int))
     once = numbers(split, 20, seed=5)
@@ -102,6 +105,7 @@ def test_order_repeats_each_image_in_a_row():
     assert numbers(split, 53, seed=5, start=7, repeats=3) == run[7:]
 
 
+@pytest.mark.backend_free
 def test_order_is_random():
     """Each image appears at each place equally often: chi-squared over 2,000 epochs."""
     count, epochs = 7, 2000
@@ -113,13 +117,15 @@ def test_order_is_random():
     assert ((seen - expected) ** 2 / expected).sum() < 75  # 36 degrees of freedom, p = 1e-4
 
 
+@pytest.mark.backend_free
 def test_ordered_keeps_the_stored_order():
     split = IndexedSplit(np.arange(130), np.arange(130) % 3)
     run = read(split.ordered())
-    assert [int(e["image"]) for e in run] == list(range(130))
+    assert [e["image"].item() for e in run] == list(range(130))
     assert [int(e["label"]) for e in run] == [i % 3 for i in range(130)]
 
 
+@pytest.mark.backend_free
 def test_images_without_labels_are_refused():
     with pytest.raises(ValueError, match="a label for every image"):
         IndexedSplit(np.arange(3), [0, -1, 2])
@@ -128,6 +134,7 @@ def test_images_without_labels_are_refused():
 # -- training batches
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("augment", [Augment(), BUSY, Augment(flip=True, repeats=2)])
 def test_train_batches(source, augment):
     batches = batching.train_batches(source, CONFIG, augment, 4, seed=0)
@@ -144,6 +151,7 @@ def test_train_batches(source, augment):
     assert not equal(run[4:8], rest)
 
 
+@pytest.mark.backend_free
 def test_train_batches_without_augmentation_are_the_images(source):
     """An epoch has the images as `preprocess` makes them."""
     pictures, labels = arrays(11)
@@ -154,6 +162,7 @@ def test_train_batches_without_augmentation_are_the_images(source):
         assert target.argmax() == labels[index]
 
 
+@pytest.mark.backend_free
 def test_train_batches_gathered_at_once_equal_those_of_single_images(source, monkeypatch):
     augment = Augment(mixup=0.5, repeats=2)
     assert batching._whole_batches(source.train, CONFIG, augment)
@@ -162,6 +171,7 @@ def test_train_batches_gathered_at_once_equal_those_of_single_images(source, mon
     assert equal(run, read(batching.train_batches(source, CONFIG, augment, 4, seed=0), 6))
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     "config, augment",
     [
@@ -175,6 +185,7 @@ def test_train_batches_are_gathered_at_once_only_without_augmentation(source, co
     assert not batching._whole_batches(source.train, config, augment)
 
 
+@pytest.mark.backend_free
 def test_train_batches_are_mixed_differently_in_each_batch(source):
     """The same two images get other shares in each batch of the run."""
     one = source_of(IndexedSplit(*arrays(2)))
@@ -185,6 +196,7 @@ def test_train_batches_are_mixed_differently_in_each_batch(source):
     assert len(shares) > 4
 
 
+@pytest.mark.backend_free
 def test_train_batches_of_encoded_images():
     files, _ = encoded(5, "jpeg")
     source = source_of(IndexedSplit(files, np.arange(5) % CLASSES))
@@ -195,6 +207,7 @@ def test_train_batches_of_encoded_images():
     assert equal(run[1:], rest)
 
 
+@pytest.mark.backend_free
 def test_batch_larger_than_the_data_is_refused(source):
     with pytest.raises(ValueError, match="from 1 to the 11 training .* batch_size=12"):
         batching.train_batches(source, CONFIG, Augment(), 12, seed=0)
@@ -209,6 +222,7 @@ def stack(batches):
     return [np.concatenate(part) for part in zip(*batches, strict=True)]
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("shape", [(HEIGHT, WIDTH, 3), (9, 31, 3), (9, 31, 1)])
 def test_test_batches_of_arrays_equal_preprocess(shape):
     pictures, labels = arrays(7, shape)
@@ -220,6 +234,7 @@ def test_test_batches_of_arrays_equal_preprocess(shape):
     _assert_within_a_pixel_value(images, preprocess(pictures, CONFIG))
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "bmp", "gif"])
 @pytest.mark.parametrize("crop_fraction", [None, 0.875])
 def test_test_batches_of_files_equal_preprocess(suffix, crop_fraction):
@@ -242,6 +257,7 @@ def test_test_batches_are_float32_under_any_dtype_policy():
         keras.config.set_dtype_policy(policy)
 
 
+@pytest.mark.backend_free
 def test_test_batches_must_have_the_channels_of_the_model():
     split = IndexedSplit(*arrays(3, (9, 31, 2)))
     with pytest.raises(ValueError, match="which have 2 channels.*in_channels=3"):
@@ -289,3 +305,33 @@ def test_tensorflow_that_is_initialized_already_is_a_warning(monkeypatch, caplog
     monkeypatch.setattr(tf.config, "set_visible_devices", too_late)
     leave_accelerators()
     assert "cannot be modified" in caplog.text
+
+
+@pytest.mark.backend_free
+def test_batches_of_images_without_labels():
+    images = np.arange(5 * 4 * 4, dtype="uint8").reshape(5, 4, 4, 1)
+    split = IndexedSplit(images, np.zeros(5, int))
+    source = Source("folder", None, 0, (4, 4, 1), split, split)
+    config = ViTConfig(image_size=4, patch_size=2, in_channels=1, width=4, depth=1, num_heads=1)
+    augment = Augment(flip=True)
+    made = [
+        next(iter(batching.train_batches(source, config, augment, 3, seed=0))),
+        next(iter(batching.test_batches(split, config, 3, 0))),
+    ]
+    for x, y in made:
+        assert x.shape == (3, 4, 4, 1) and y.shape == (3, 0)
+
+
+@pytest.mark.backend_free
+def test_subset_of_a_split_is_random_or_the_first_of_a_stream():
+    images = np.arange(20, dtype="uint8")[:, None, None, None]
+    split = IndexedSplit(images, np.repeat([0, 1], 10))
+    part = subset(split, 6)
+    found = [e["image"].item() for e in part.ordered().as_numpy_iterator()]
+    assert part.num_examples == len(set(found)) == 6 and found == sorted(found)
+    assert {int(e["label"]) for e in part.ordered().as_numpy_iterator()} == {0, 1}
+    np.testing.assert_array_equal(subset(split, 6).images, part.images)
+    assert subset(split, 20) is split
+    stream = StreamedSplit(20, lambda seed: tf.data.Dataset.from_tensor_slices({"image": images}))
+    found = [e["image"].item() for e in subset(stream, 6).ordered().as_numpy_iterator()]
+    assert found == list(range(6))

@@ -388,3 +388,90 @@ def test_folder_complete_file_may_have_trailing_bytes(folder, suffix):
     if suffix != "bmp":
         path.write_bytes(keep(path.read_bytes(), behind=b"what a camera adds"))
     assert sources.open_source(Data("folder", str(folder))).train.num_examples == 7
+
+
+# -- images without labels
+
+
+def test_folder_without_classes_is_for_objectives_that_need_no_labels(tmp_path):
+    for i in range(20):
+        write(tmp_path / "train" / f"{i:02}.png", i)
+    for i in range(3):
+        write(tmp_path / "test" / f"{i}.png", i)
+    data = Data("folder", str(tmp_path))
+    with pytest.raises(ValueError, match=r"data\.train must be a folder with one sub-folder a cl"):
+        sources.open_source(data)
+    source = sources.open_source(data, needs_labels=False)
+    assert source.labels is None and source.num_classes == 0
+    assert (source.train.num_examples, source.test.num_examples) == (20, 3)
+    assert not source.train.labels.numpy().any()
+    sliced = Data("folder", str(tmp_path / "train"), ".[:90%]", ".[90%:]")
+    source = sources.open_source(sliced, needs_labels=False)
+    parts = [set(s.images.numpy().tolist()) for s in (source.train, source.test)]
+    assert [len(p) for p in parts] == [18, 2] and not parts[0] & parts[1]
+    with pytest.raises(ValueError, match=r"data\.train must be a folder .*data\.train='tain'"):
+        sources.open_source(Data("folder", str(tmp_path), "tain"), needs_labels=False)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"data\.train must have images \(.jpg.*: none in .*empty"):
+        sources.open_source(Data("folder", str(tmp_path), "empty"), needs_labels=False)
+
+
+def test_folder_keeps_its_classes_unless_one_part_has_none(folder):
+    data = Data("folder", str(folder))
+    source = sources.open_source(data, needs_labels=False)
+    assert source.labels == ("daisy", "rose") and source.num_classes == 2
+    for path in list((folder / "test").rglob("*.*")):
+        path.rename(folder / "test" / path.name)
+    for path in list((folder / "test").iterdir()):
+        if path.is_dir():
+            path.rmdir()
+    source = sources.open_source(data, needs_labels=False)
+    assert source.labels is None and source.num_classes == 0
+    assert (source.train.num_examples, source.test.num_examples) == (6, 4)
+
+
+@pytest.fixture(scope="module")
+def unlabeled(tmp_path_factory):
+    """A set without labels, and one whose "rest" has none, as STL-10's."""
+    folder = tmp_path_factory.mktemp("unlabeled")
+    image = {"image": tfds.features.Image(shape=(5, 7, 3), encoding_format="png")}
+    label = {"label": tfds.features.ClassLabel(names=["ant", "bee", "cat"])}
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), dtype=np.uint8)
+    for name, features in (("plain", image), ("mixed", image | label)):
+        splits = {
+            split: [
+                (i, {"image": pixels[i], "label": -1 if split == "rest" else i % 3})
+                for i in range(count)
+            ]
+            for split, count in (("train", 6), ("test", 4), ("rest", 5))
+        }
+        for examples in splits.values():
+            for _, one in examples:
+                if name == "plain":
+                    del one["label"]
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name=name,
+            version="1.0.0",
+            features=tfds.features.FeaturesDict(features),
+            split_datasets=splits,
+            data_dir=folder,
+        )
+    return str(folder)
+
+
+@pytest.mark.parametrize("limit", [sources.MEMORY_LIMIT, 1])  # in memory, and streamed
+def test_tfds_set_without_labels(unlabeled, limit, monkeypatch):
+    monkeypatch.setattr(sources, "MEMORY_LIMIT", limit)
+    plain, mixed = Data("tfds:plain", unlabeled), Data("tfds:mixed", unlabeled, train="rest")
+    with pytest.raises(ValueError, match="must be a dataset of images with one class each"):
+        sources.open_source(plain)
+    with pytest.raises(ValueError, match=r"data\.train must be a split with labels.*'rest'"):
+        sources.open_source(mixed)
+    for data, count in ((plain, 6), (mixed, 5)):
+        source = sources.open_source(data, needs_labels=False)
+        assert source.labels is None and source.num_classes == 0
+        found = take(source.train.ordered(), 9)
+        assert [label for _, label, _ in found] == [0] * count
+        assert found[0][2].shape == (5, 7, 3)
+    source = sources.open_source(Data("tfds:mixed", unlabeled), needs_labels=False)
+    assert source.labels == ("ant", "bee", "cat") and source.num_classes == 3

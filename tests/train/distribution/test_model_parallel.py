@@ -33,12 +33,14 @@ CONFIGS = [
     {"class_token": False, "pooling": "mean", "qkv_bias": False, "position_embedding": "sincos_2d"},
     {"position_embedding": "learned_2d", "patch_norm": True, "num_classes": 0},
     {"stem": "resnet", "stem_depths": (2,), "stem_width": 32},
+    {"stem": "conv", "stem_width": 16},
     {"position_embedding": "learned+relative_bias", "key_bias": False, "image_size": 64},
     {"position_embedding": "relative", "num_registers": 1},
     {"position_embedding": "relative_mlp", "relative_mlp_dim": 6},
     {"class_token": False, "pooling": "map", "pooling_heads": 20, "pooling_mlp_dim": 24},
     {"mlp": "swiglu", "mlp_inner_norm": True, "embedding_norm": True, "patch_bias": False},
     {"mlp": "swiglu", "dense_bias": False, "norm": "rms"},
+    {"patch_shift": True, "patch_norm": "before", "score_scale": "learned"},
 ]
 
 

@@ -60,6 +60,42 @@ def test_muon_updates_the_kernels_of_the_blocks_and_adam_the_rest():
     assert len(muon) == 2 * 6 and len(kernels) == 2 * 6 + 3
 
 
+@pytest.mark.parametrize("kind", ["conv_stem", "resnet_stem"])
+def test_muon_updates_the_convolutions_of_a_stem_but_the_first(kind):
+    model = tiny_model(kind)
+    optimizer = make(model, name="muon")
+    muon = {
+        v.path
+        for v in model.trainable_variables
+        if optimizer.adam_velocities[optimizer._get_variable_index(v)] is None
+    }
+    stem = {path for path in arrays(model) if path.startswith("stem/") and "kernel" in path}
+    assert len(stem) > 1 and stem - muon == {"stem/root_conv/kernel"}
+    path = max(stem & muon)
+    before, grads = arrays(model)[path].astype("float64"), random_gradients(model, 0)
+    apply(optimizer, model, grads)
+    momentum = optimizer.momentum
+    matrix = (1 + momentum) * grads[path].reshape(-1, before.shape[-1])  # (k * k * C, F)
+    update = newton_schulz(matrix) * 0.2 * np.sqrt(max(matrix.shape))
+    np.testing.assert_allclose(
+        arrays(model)[path], before - RATE * update.reshape(before.shape), atol=1e-5
+    )
+
+
+def test_iteration_in_half_precision_is_close_and_not_equal():
+    path, values = "encoder_block_0/mlp/dense_1/kernel", []
+    for dtype in (None, "bfloat16"):
+        model = tiny_model("wide_heads")
+        optimizer = muon.Muon(learning_rate=RATE, iteration_dtype=dtype)
+        assert muon.Muon.from_config(optimizer.get_config()).iteration_dtype == dtype
+        optimizer.build(model.trainable_variables)
+        before = arrays(model)[path]
+        apply(optimizer, model, random_gradients(model, 0))
+        values.append(arrays(model)[path] - before)
+    error = np.linalg.norm(values[1] - values[0]) / np.linalg.norm(values[0])
+    assert 1e-4 < error < 0.1 and values[1].dtype == np.float32
+
+
 def test_joint_updates_equal_separate_ones(monkeypatch):
     shapes = []
     orthogonalize = muon.Muon.zeropower_via_newtonschulz5

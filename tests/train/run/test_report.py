@@ -93,10 +93,11 @@ def test_report_has_the_results_and_the_next_commands(num_classes, tmp_path):
     write_log(tmp_path)
     predictions = random_predictions(num_classes)
     labels = [f"class|{i}" for i in range(num_classes)]
-    page = report.write(tmp_path, RECIPE, predictions, {"machine": "a | b"}, labels)
+    mistakes = report.mistakes(predictions, labels, tmp_path, "mine")
+    page = report.write(tmp_path, RECIPE, {"machine": "a | b"}, mistakes)
     text = page.read_text()
-    assert text.startswith("# mine\n")
-    assert f"{predictions.top1:.2%}" in text and "a \\| b" in text
+    assert text.startswith("# mine\n") and "a \\| b" in text
+    assert "![Loss, accuracy and learning rate](curves.png)" in text
     a, b, times, share = predictions.worst(1)[0]
     assert f"| class\\|{a} | class\\|{b} | {times} | {share:.1%} |" in text
     assert f"keras-vit evaluate {tmp_path}" in text
@@ -113,7 +114,8 @@ def test_report_without_labels_mistakes_or_drawing(tmp_path, monkeypatch):
     folder.mkdir()
     write_log(folder, 0)
     sigmoid = Recipe("s", Data("digits"), Model(), Run(4, epochs=1), loss=Loss("sigmoid"))
-    page = report.write(folder, sigmoid, random_predictions(3, right=1.0), {})
+    mistakes = report.mistakes(random_predictions(3, right=1.0), None, folder, "s")
+    page = report.write(folder, sigmoid, {}, mistakes)
     text = page.read_text()
     assert "None." in text and "keras.ops.sigmoid" in text
     assert f"keras-vit evaluate '{folder}'\n" in text  # quoted for a shell

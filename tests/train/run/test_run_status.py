@@ -56,7 +56,7 @@ def said(folder):
     return dict(run_facts(run_status.read_run(folder)))
 
 
-def finish(folder):
+def finished(folder):
     (folder / run_status.RESULTS).write_text('{"top1": 0.75}')
     (folder / run_status.MODEL).write_bytes(b"")
 
@@ -117,7 +117,7 @@ def test_run_status_follows_the_folder(folder):
         lock.release()
     assert run_status.read_run(folder)["state"] == "cut off"  # although the lock file exists
     in_child(lambda: Lock(folder).acquire())
-    finish(folder)
+    finished(folder)
     run = run_status.read_run(folder)
     assert run["state"] == "finished" and run["results"] == {"top1": 0.75}
     assert run["problems"] == []
@@ -245,7 +245,7 @@ def test_run_status_without_a_checkpoint(tmp_path, info):
 
 
 def test_info_opens_the_model_of_a_run(folder, info):
-    finish(folder)
+    finished(folder)
     model = tiny_model()
     model.save(folder / run_status.MODEL)
     code, out = info(folder)
@@ -263,7 +263,7 @@ def test_info_opens_the_model_of_a_run(folder, info):
 
 def test_run_status_reads_the_files_of_a_real_run(tmp_path):
     """File names and facts are those of the training library, also with your own `fit`."""
-    for name in ("RECIPE", "LOG", "MODEL", "RESULTS", "CHECKPOINTS"):
+    for name in ("RECIPE", "LOG", "RESULTS", "CHECKPOINTS"):
         assert getattr(run_status, name) == getattr(fit, name)
     model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])
     model.compile("adam", "mse")

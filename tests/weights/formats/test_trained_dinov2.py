@@ -19,8 +19,7 @@ def graph(request):
 @pytest.fixture(scope="module")
 def folder(graph, tmp_path_factory):
     arrays = trained_dinov2.transformers_arrays(graph)
-    path = tmp_path_factory.mktemp("checkpoint") / "dinov2_small"
-    return sources.save(path, arrays, trained_dinov2.CONFIG, trained_dinov2.PIXELS)
+    return trained_dinov2.save(tmp_path_factory.mktemp("checkpoint") / "dinov2_small", arrays)
 
 
 def crops(config, count, seed=0):
@@ -62,6 +61,10 @@ def cosines(a, b):
     return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
 
 
+# In int8 these layers alone take the worst of 64 crops from 0.995 to 0.984.
+FLOAT = [f"encoder_block_{i}/attention/attention_output" for i in range(12)]
+
+
 @pytest.mark.only_on("tensorflow")
 @pytest.mark.parametrize(
     ("export", "arguments", "least"),
@@ -70,12 +73,12 @@ def cosines(a, b):
         ("onnx", {"dtype": "float16"}, 0.999),
         ("tflite", {"quantize": "float16"}, 0.999),
         ("tflite", {"quantize": "dynamic"}, 0.995),
-        ("tflite", {"quantize": "int8"}, 0.995),
+        ("tflite", {"quantize": "int8", "float_layers": FLOAT}, 0.995),
     ],
 )
 def test_exports_keep_trained_features(folder, tmp_path, export, arguments, least):
     model = keras_vit.from_pretrained(folder, image_size=224)
-    images = crops(model.config, 16, seed=1)
+    images = np.concatenate([crops(model.config, 16, seed=1), crops(model.config, 48, seed=7)])
     if export == "tflite":
         arguments = arguments | {"output": "features"}
     suffix = {"saved_model": "", "onnx": ".onnx", "tflite": ".tflite"}[export]
@@ -87,6 +90,6 @@ def test_exports_keep_trained_features(folder, tmp_path, export, arguments, leas
     similar = cosines(found, sources.logits(model, images))
     kind = arguments.get("quantize") or arguments["dtype"]
     print(f"{export} {kind}: cosine {similar.mean():.5f}, least {similar.min():.5f}")
-    assert similar.mean() > least
+    assert similar.min() > least
     # The features of other images are not that near.
     assert cosines(found, np.roll(found, 2, axis=0)).mean() < 0.9

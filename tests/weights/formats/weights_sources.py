@@ -147,7 +147,7 @@ def outcome(path, source, **fields):
     batch = images(*model.config.input_shape, count=1)
     try:
         expected = source(batch)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return f"loaded, but its own code raises {error}"
     found = logits(model, batch)
     if expected.shape != found.shape:
