@@ -121,7 +121,7 @@ def _call(name, arguments, inputs, seed):
         )
     before = _random_operations()
     pixels = 255.0 if name in UNIT_RANGE else 1.0
-    with contextlib.nullcontext() if stateful else seeded(seed):
+    with _same_variable_scope(), contextlib.nullcontext() if stateful else seeded(seed):
         layer = make_layer(name, arguments)
         try:
             outputs = layer(inputs / pixels if pixels > 1 else inputs, training=True)
@@ -137,6 +137,22 @@ def _call(name, arguments, inputs, seed):
         )
     outputs = tf.nest.map_structure(_in_tensorflow, outputs)
     return outputs * pixels if pixels > 1 else outputs
+
+
+@contextlib.contextmanager
+def _same_variable_scope() -> Iterator[None]:
+    """Leaves TensorFlow's variable scope as it was, even after an error.
+
+    `tf.map_fn`, in which layers run, sets a caching device while it is traced, and keeps it if that
+    fails. No `tf.distribute.Strategy` could be entered afterwards.
+    """
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope.caching_device
+    try:
+        yield
+    finally:
+        if scope.caching_device is not before:
+            scope.set_caching_device(before)
 
 
 def _in_tensorflow(output):

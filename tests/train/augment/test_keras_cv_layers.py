@@ -246,6 +246,8 @@ def test_randomness_without_a_seed_is_refused(cls, words, image, monkeypatch):
     monkeypatch.setattr(keras_cv.layers, "Bad", cls, raising=False)
     with pytest.raises(ValueError, match=words):
         augmented(image, (("Bad", {}),), count=1)
+    # With one, no tf.distribute.Strategy can be entered any more.
+    assert tf.compat.v1.get_variable_scope().caching_device is None
 
 
 @pytest.mark.parametrize(
