@@ -161,7 +161,7 @@ def train(
     try:
         with distribution.scope(devices) as where:
             if where.is_chief:
-                run_folder.check_folder(workdir, resume)
+                run_folder.check_workdir(workdir, resume)
             _check_same_recipe(recipe, where)
             changed = run_folder.check_changes(recipe, workdir, accept_changes)
             if not changed and (results := run_folder.read_results(workdir)) is not None:

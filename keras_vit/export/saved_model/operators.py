@@ -12,13 +12,13 @@ signature: a SavedModel of ViT-S/16 in bfloat16, 44 MB, takes 0.2 GB to serve wi
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, joined
+from keras_vit.export.in_tensorflow import PlainTensorFlow
 from keras_vit.export.program import Program, skewed
 
 DTYPES = ("float32", "bfloat16")
@@ -52,7 +52,7 @@ def compile_graph(folded: Folded, dtype: str = "float32", *, constants: bool = F
     return module
 
 
-class TensorFlowOperators:
+class TensorFlowOperators(PlainTensorFlow):
     """The operators as they are called while a `tf.function` is traced.
 
     Args:
@@ -79,24 +79,8 @@ class TensorFlowOperators:
         function.get_concrete_function()  # makes the variables
         return function
 
-    def scope(self, name: str) -> AbstractContextManager:
-        return self.tf.name_scope(f"{name}/")  # not inside the scope that is open now
-
-    def crop(self, images: Any, height: int, width: int) -> Any:
-        return images[:, :height, :width]
-
-    def shift(self, images: Any, rows: int, columns: int) -> Any:
-        tf, (_, height, width, _) = self.tf, images.shape
-        x = tf.pad(images, [[0, 0], [rows, rows], [columns, columns], [0, 0]])
-        starts = [(top, left) for top in (0, 2 * rows) for left in (0, 2 * columns)]
-        copies = [x[:, top : top + height, left : left + width] for top, left in starts]
-        return tf.concat([images, *copies], axis=-1)  # (B, H, W, 5 C)
-
     def to_map(self, images: Any) -> Any:
         return self.tf.cast(images, self.dtype)
-
-    def from_map(self, x: Any) -> Any:
-        return x
 
     def convolve(self, x: Any, c: Convolution) -> Any:
         kernel = self._weight(f"{c.name}/kernel", c.kernel, x.dtype)
@@ -114,17 +98,6 @@ class TensorFlowOperators:
         offset = self._weight(f"{n.name}/beta", n.offset, z.dtype)
         z = z * scale + tf.reshape(offset, [n.groups, -1])
         return tf.cast(tf.reshape(z, [-1, rows, columns, channels]), x.dtype)
-
-    def _group_mean(self, z: Any) -> Any:
-        """(B, places, groups, c) to (B, 1, groups, 1), over the places first: they are more."""
-        z = self.tf.reduce_mean(z, axis=1, keepdims=True)
-        return self.tf.reduce_mean(z, axis=3, keepdims=True)
-
-    def relu(self, x: Any) -> Any:
-        return self.tf.nn.relu(x)
-
-    def max_pool(self, x: Any) -> Any:
-        return self.tf.nn.max_pool2d(x, 3, 2, "SAME")
 
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
         tf, (rows, columns), (height, length) = self.tf, grid, patch
@@ -217,12 +190,6 @@ class TensorFlowOperators:
         z = tf.matmul(scores, tf.transpose(v, [0, 2, 1, 3]))  # (B, h, 1, d)
         return tf.reshape(z, [-1, values.shape[-1]])  # (B, h * d)
 
-    def add(self, x: Any, y: Any) -> Any:
-        return x + y
-
-    def multiply(self, x: Any, y: Any) -> Any:
-        return x * y
-
     def gain(self, x: Any, g: Gain) -> Any:
         scale = self._weight(f"{g.name}/gamma", g.scale, x.dtype)
         return x * scale + self._weight(f"{g.name}/beta", g.offset, x.dtype)
@@ -230,19 +197,11 @@ class TensorFlowOperators:
     def gelu(self, x: Any, kind: str) -> Any:
         return self.tf.nn.gelu(x, approximate=kind == "tanh")
 
-    def activate(self, x: Any, name: str) -> Any:
-        if name == "silu":  # that of TensorFlow brings an operator for its gradient
-            return x * self.tf.sigmoid(x)
-        return getattr(self.tf.nn, name)(x)
-
     def token(self, x: Any, index: int, tokens: int) -> Any:
         return self.by_image(x, tokens)[:, index]
 
     def mean(self, x: Any, start: int, tokens: int) -> Any:
-        return self.tf.reduce_mean(self.by_image(x, tokens)[:, start:], axis=1)
-
-    def concat(self, xs: Sequence[Any]) -> Any:
-        return self.tf.concat(xs, axis=-1)
+        return self.tf.reduce_mean(self.by_image(x, tokens)[:, start:], axis=1)  # (B, D)
 
     def by_image(self, x: Any, tokens: int) -> Any:
         return self.tf.reshape(x, [-1, tokens, x.shape[-1]])

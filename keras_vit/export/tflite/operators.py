@@ -10,7 +10,6 @@ layer can be found again in the file.
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
 from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
+from keras_vit.export.in_tensorflow import PlainTensorFlow
 from keras_vit.export.program import Program, skewed
 from keras_vit.runtime.tflite import litert
 
@@ -94,7 +94,7 @@ def to_float32_tflite(
     return content
 
 
-class TFLiteOperators:
+class TFLiteOperators(PlainTensorFlow):
     """The operators, which add to the graph that TensorFlow is tracing.
 
     Args:
@@ -111,24 +111,8 @@ class TFLiteOperators:
         self.module = tf.Module()
         self.module.kernels = {}
 
-    def scope(self, name: str) -> AbstractContextManager:
-        return self.tf.name_scope(f"{name}/")  # not inside the scope that is open now
-
-    def crop(self, images: Any, height: int, width: int) -> Any:
-        return images[:, :height, :width]
-
-    def shift(self, images: Any, rows: int, columns: int) -> Any:
-        tf, (_, height, width, _) = self.tf, images.shape
-        x = tf.pad(images, [[0, 0], [rows, rows], [columns, columns], [0, 0]])
-        starts = [(top, left) for top in (0, 2 * rows) for left in (0, 2 * columns)]
-        copies = [x[:, top : top + height, left : left + width] for top, left in starts]
-        return tf.concat([images, *copies], axis=-1)  # (B, H, W, 5 C)
-
     def to_map(self, images: Any) -> Any:
         return images
-
-    def from_map(self, x: Any) -> Any:
-        return x
 
     def convolve(self, x: Any, c: Convolution) -> Any:
         with self.scope(c.name):
@@ -143,17 +127,6 @@ class TFLiteOperators:
             inverse = tf.math.rsqrt(self._group_mean(z * z) + n.epsilon)  # (B, 1, groups, 1)
             z = z * (inverse * n.scale.reshape(shape)) + n.offset.reshape(shape)
             return tf.reshape(z, [self.batch, rows, columns, channels])
-
-    def _group_mean(self, z: Any) -> Any:
-        """(B, places, groups, c) to (B, 1, groups, 1), over the places first: they are more."""
-        z = self.tf.reduce_mean(z, axis=1, keepdims=True)
-        return self.tf.reduce_mean(z, axis=3, keepdims=True)
-
-    def relu(self, x: Any) -> Any:
-        return self.tf.nn.relu(x)
-
-    def max_pool(self, x: Any) -> Any:
-        return self.tf.nn.max_pool2d(x, 3, 2, "SAME")
 
     def patches(self, images: Any, grid: tuple[int, int], patch: tuple[int, int]) -> Any:
         tf, (_, columns), (height, length) = self.tf, grid, patch
@@ -223,12 +196,6 @@ class TFLiteOperators:
         scores = tf.nn.softmax(tf.reshape(scores, [self.batch, heads, 1, left]))
         return tf.reshape(tf.matmul(scores, v), [-1, values.shape[-1]])  # (B, h * d)
 
-    def add(self, x: Any, y: Any) -> Any:
-        return x + y
-
-    def multiply(self, x: Any, y: Any) -> Any:
-        return x * y
-
     def gain(self, x: Any, g: Gain) -> Any:
         with self.scope(g.name):
             return x * g.scale + g.offset
@@ -240,20 +207,12 @@ class TFLiteOperators:
             return tf.nn.gelu(x, approximate=True)
         return 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0).astype("float32")))
 
-    def activate(self, x: Any, name: str) -> Any:
-        if name == "silu":  # that of TensorFlow brings an operator for its gradient
-            return x * self.tf.sigmoid(x)
-        return getattr(self.tf.nn, name)(x)
-
     def token(self, x: Any, index: int, tokens: int) -> Any:
         x = self.by_image(x, tokens)[:, index : index + 1]  # faster than [:, index]
         return self.tf.reshape(x, [-1, x.shape[-1]])  # (B, D)
 
     def mean(self, x: Any, start: int, tokens: int) -> Any:
         return self.tf.reduce_mean(self.by_image(x, tokens)[:, start:], axis=1)  # (B, D)
-
-    def concat(self, xs: Sequence[Any]) -> Any:
-        return self.tf.concat(xs, axis=-1)
 
     def by_image(self, x: Any, tokens: int) -> Any:
         return self.tf.reshape(x, [self.batch, tokens, x.shape[-1]])

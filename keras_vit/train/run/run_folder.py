@@ -20,7 +20,7 @@ from keras_vit.train.run.run_status import CHECKPOINTS, MODEL, RECIPE, RESULTS
 logger = logging.getLogger(__name__)
 
 
-def check_folder(workdir: Path, resume: bool) -> None:
+def check_workdir(workdir: Path, resume: bool) -> None:
     """Creates the folder. Raises if it holds anything but a run, or cannot be written."""
     there = sorted(p.name for p in workdir.iterdir()) if workdir.is_dir() else []
     is_run = RECIPE in there

@@ -76,7 +76,7 @@ def read_google(header: Header) -> Reading:
     """The config. The table has a row for the class token, if there is one."""
     fields = encoder_fields(header, NAMES, "Transformer/encoderblock_0", stacked=False)
     stem = resnet_names.google_fields(header)
-    fields |= stem | {"patch_size": resnet_names.pixels(fields["patch_size"], stem)}
+    fields |= stem | {"patch_size": resnet_names.patch_in_pixels(fields["patch_size"], stem)}
     rows = header.shape(NAMES["positions"], 3)[1]
     size, _ = header.table_size(rows, [int(fields["class_token"])], fields["patch_size"])
     old_norms = len(header.shapes.get("gn_root/scale", ())) == 4
@@ -88,7 +88,7 @@ def read_google(header: Header) -> Reading:
 def google_rows(config: ViTConfig, old_norms: bool = False) -> Iterator[Pair]:
     """The table of names."""
     if config.stem:
-        yield from resnet_names.google_rows(config, old_norms)
+        yield from resnet_names.google_stem_rows(config, old_norms)
     yield from flax_rows(config)
 
 

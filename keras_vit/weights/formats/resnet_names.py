@@ -30,7 +30,7 @@ def google_fields(header: Header) -> dict[str, Any]:
     return fields | GOOGLE
 
 
-def google_rows(config: ViTConfig, old_norms: bool = False) -> Iterator[Pair]:
+def google_stem_rows(config: ViTConfig, old_norms: bool = False) -> Iterator[Pair]:
     """The table of names in an .npz file."""
     layout = OLD_NORM if old_norms else FLAT
 
@@ -63,7 +63,7 @@ def timm_fields(header: Header) -> dict[str, Any]:
     return _fields(header, pattern, 0, width, channels) | TIMM
 
 
-def timm_rows(config: ViTConfig) -> Iterator[Pair]:
+def timm_stem_rows(config: ViTConfig) -> Iterator[Pair]:
     """The table of names in a state dict."""
     backbone = "patch_embed.backbone"
     root = f"{backbone}.stem" if config.stem_depths else backbone
@@ -80,7 +80,7 @@ def timm_rows(config: ViTConfig) -> Iterator[Pair]:
             yield from norm(f"{shortcut}.norm", f"{ours}/shortcut_norm")
 
 
-def pixels(patch: tuple[int, ...], fields: dict[str, Any]) -> tuple[int, int]:
+def patch_in_pixels(patch: tuple[int, ...], fields: dict[str, Any]) -> tuple[int, int]:
     """The size of a patch in pixels, from that of the patch projection's kernel."""
     stride = 4 * 2 ** max(len(fields["stem_depths"]) - 1, 0) if fields else 1
     return patch[0] * stride, patch[1] * stride

@@ -58,7 +58,7 @@ def timm_rows(
 ) -> Iterator[Row]:
     """The table of names. `fold` rows of the position table are the registers'."""
     if config.stem:
-        yield from resnet_names.timm_rows(config)
+        yield from resnet_names.timm_stem_rows(config)
     yield from linear("patch_embed.proj", "patches/projection", CONV, bias=config.patch_bias)
     if config.patch_norm:
         yield from norm("patch_embed.norm", "patches/norm_after", config.norm)

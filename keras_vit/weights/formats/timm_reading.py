@@ -79,7 +79,7 @@ def _patches(read: _Checkpoint) -> dict[str, Any]:
     return {
         "in_channels": channels,
         **stem,
-        "patch_size": resnet_names.pixels(tuple(patch), stem),
+        "patch_size": resnet_names.patch_in_pixels(tuple(patch), stem),
         "width": width,
         "patch_norm": "after" if read.has("patch_embed.norm.weight") else False,
         "patch_bias": read.has("patch_embed.proj.bias"),
