@@ -321,7 +321,7 @@ def _check_training(cls, arguments, call, x, drops):
 
 
 def check_model(config):
-    """What holds for a model of any kind."""
+    """What holds for a model of any kind, beside the equality with tests/reference.py."""
     model = randomize(ViT(config))
     x = images(config, 4)
     y = run(model, x)
@@ -345,18 +345,21 @@ def check_model(config):
     flat = grid.reshape(4, config.num_patches, config.width)
     np.testing.assert_array_equal(flat, tokens[:, config.num_prefix_tokens :])
 
-    # Explicit and fused attention agree, and the weights are probabilities.
+    again = ViT.from_config(json.loads(json.dumps(model.get_config())))
+    assert again.config == config and again.get_config() == model.get_config()
+    return model
+
+
+def check_attention(model, x):
+    """Explicit and fused attention agree, and the weights are probabilities."""
+    config = model.config
     z = run(model.features(blocks=0), x)
     block = model.blocks[1]
     fused = to_numpy(block(z))
     explicit, scores = (to_numpy(v) for v in block(z, return_attention_scores=True))
     np.testing.assert_allclose(fused, explicit, atol=1e-5)
-    assert scores.shape == (4, config.num_heads, config.num_tokens, config.num_tokens)
+    assert scores.shape == (len(x), config.num_heads, config.num_tokens, config.num_tokens)
     np.testing.assert_allclose(scores.sum(-1), 1.0, atol=1e-5)
-
-    again = ViT.from_config(json.loads(json.dumps(model.get_config())))
-    assert again.config == config and again.get_config() == model.get_config()
-    return model
 
 
 def freeze_some(model):

@@ -13,16 +13,22 @@ import pytest
 from cpu_torchvision import import_torchvision
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(config, items):
     """Deselects the tests of other backends, and those that run.py ran on its first backend."""
-    kept, left_out = [], []
+    again = "SKIP_BACKEND_FREE" in os.environ
+    kept, left_out, sampled = [], [], set()
     for item in items:
         free = item.get_closest_marker("backend_free")
         only = item.get_closest_marker("only_on")
-        run = (only is None or keras.backend.backend() in only.args) and (
-            free is None or "SKIP_BACKEND_FREE" not in os.environ
-        )
+        run = (only is None or keras.backend.backend() in only.args) and not (free and again)
         (kept if run else left_out).append(item)
+        if again and run and item.get_closest_marker("sampled"):
+            function = item.nodeid.partition("[")[0]
+            if function in sampled:
+                item.add_marker(pytest.mark.slow)
+            elif not item.get_closest_marker("slow"):
+                sampled.add(function)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

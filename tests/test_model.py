@@ -22,6 +22,7 @@ from keras_vit import ViT, ViTConfig, layers
 from keras_vit.model_weights import weight_shapes
 
 
+@pytest.mark.sampled  # on every backend, test_reference.py computes each kind
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_keeps_the_contract(kind):
     check_model(KINDS[kind])
@@ -163,6 +164,7 @@ def test_features_of_blocks():
     np.testing.assert_array_equal(grids[1].reshape(3, 6, 20), last[:, 3:])
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -184,6 +186,7 @@ OFFSETS = ("relative_positions/table", "relative_positions/keys")
 RELATIVE = ("relative", "relative_bias", "relative_mlp")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "kind", ["paper", "mean_all", "learned_2d", "sincos_2d", "no_positions", *RELATIVE]
 )

@@ -64,6 +64,7 @@ def noise():
     return np.random.default_rng(0).normal(size=(100, 100, 100)).astype("float32")
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     "contract, images, found",
     [
@@ -112,6 +113,7 @@ def test_check_normalized(contract, images, found):
                 check_normalized(images, config, "x")
 
 
+@pytest.mark.backend_free
 def test_message_says_what_to_do():
     with pytest.raises(ValueError, match=r"preprocess\(images, model\.config\), or pass uint8"):
         check_normalized(raw(), model().config)
@@ -119,12 +121,14 @@ def test_message_says_what_to_do():
         check_normalized(raw(), model().config)
 
 
+@pytest.mark.backend_free
 def test_arrays_of_several_sizes_are_checked_together():
     check_normalized([spread(-1, 1), spread(0, 1)[:1]], model().config)
     with pytest.raises(ValueError, match=r"values in \[0, 255\]"):
         check_normalized([spread(0, 1), spread(0, 255)[1:]], model().config)
 
 
+@pytest.mark.backend_free
 def test_model_input_normalizes_only_uint8():
     config = model().config
     np.testing.assert_array_equal(model_input(pixels(), config), normalized())
@@ -132,6 +136,7 @@ def test_model_input_normalizes_only_uint8():
     assert model_input(normalized().astype("float64"), config).dtype == np.float32
 
 
+@pytest.mark.backend_free
 def test_warning_names_the_line_that_called_the_package():
     opened = runtime.KerasRuntime(model())
     with pytest.warns(UserWarning, match="^images should") as seen:
@@ -188,6 +193,7 @@ def test_normalized_pixels_and_uint8_cause_no_warning(entry):
     assert entry != "measure" or again == found
 
 
+@pytest.mark.backend_free
 def test_every_explanation_of_images_is_an_entry():
     import inspect
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import reference
-from conformance import KINDS, arrays, images, run, tiny_model
+from conformance import KINDS, arrays, check_attention, images, run, tiny_model
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -13,6 +13,7 @@ def test_model_equals_the_paper(kind):
     y = run(model, x)
     expected = reference.forward(model.config, arrays(model), x)
     np.testing.assert_allclose(y, expected, atol=1e-5 * max(1, np.abs(expected).max()))
+    check_attention(model, x)
 
 
 @pytest.mark.parametrize("kind", ["paper", "post_norm"])

@@ -50,6 +50,7 @@ def without_figures(monkeypatch):
 # -- the model
 
 
+@pytest.mark.backend_free
 def test_data_determines_classes_labels_channels_and_size():
     config = build.build_model(tiny(), SOURCE).config
     assert (config.num_classes, config.labels) == (3, ("a", "b", "c"))
@@ -61,6 +62,7 @@ def test_data_determines_classes_labels_channels_and_size():
     assert config.input_shape == (224, 224, 3) and config.labels is None
 
 
+@pytest.mark.backend_free
 def test_variant_keeps_its_size_and_accepts_fields():
     wanted = tiny(variant="vit_ti16", config={"patch_size": 8, "depth": 1})
     model = build.build_model(wanted, SOURCE)
@@ -70,6 +72,7 @@ def test_variant_keeps_its_size_and_accepts_fields():
         build.build_model(tiny(variant="vit_b61"), SOURCE)
 
 
+@pytest.mark.backend_free
 def test_pretrained_weights_keep_their_size_and_get_a_new_head(tmp_path):
     start = keras_vit.ViT(keras_vit.ViTConfig(**TINY, image_size=(16, 24), num_classes=7))
     path = keras_vit.save_pretrained(start, tmp_path / "start", format="huggingface")
@@ -82,6 +85,7 @@ def test_pretrained_weights_keep_their_size_and_get_a_new_head(tmp_path):
     assert np.abs(values(scratch)[name] - values(start)[name]).max() > 0.01
 
 
+@pytest.mark.backend_free
 def test_precision_becomes_the_dtype_policy():
     bfloat16 = override(tiny(), ["run.precision=mixed_bfloat16"])
     assert build.build_model(bfloat16, SOURCE).dtype_policy.name == "mixed_bfloat16"
@@ -157,6 +161,7 @@ def test_jit_compile_is_off_only_where_it_is_slower(monkeypatch):
 # -- the length
 
 
+@pytest.mark.backend_free
 def test_epochs_add_up_to_the_steps():
     for steps in (1, 2, 7, 10, 269, 1796):
         for examples, batch in ((1437, 32), (10, 10), (50, 7), (1_281_167, 1024)):
@@ -316,6 +321,7 @@ def test_file_with_other_predictions_does_not_replace_the_old_one(tmp_path, monk
 # -- checks before training
 
 
+@pytest.mark.backend_free
 def test_folder_with_other_contents_is_refused(tmp_path):
     (tmp_path / "model.keras").write_text("precious")
     with pytest.raises(FileExistsError, match=r"workdir must be .* which holds model\.keras"):
@@ -323,18 +329,21 @@ def test_folder_with_other_contents_is_refused(tmp_path):
     assert (tmp_path / "model.keras").read_text() == "precious"
 
 
+@pytest.mark.backend_free
 def test_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="workdir must be a folder that can be written"):
         fit.train(DIGITS, tmp_path / "file" / "run")
 
 
+@pytest.mark.backend_free
 def test_batch_larger_than_the_data_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="1 to the 1437 training samples.*batch_size=2000"):
         fit.train(override(DIGITS, ["run.batch_size=2000"]), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     "name",
     [
@@ -352,6 +361,7 @@ def test_zero_is_an_error(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend_free
 def test_full_disk_is_detected_before_training(tmp_path, monkeypatch):
     usage = SimpleNamespace(total=10**9, used=10**9, free=1000)
     monkeypatch.setattr(fit.shutil, "disk_usage", lambda path: usage)

@@ -171,6 +171,7 @@ def test_frozen_kernel_stays():
     assert np.abs(values(model)[TABLE] - before[TABLE]).max() > 0
 
 
+@pytest.mark.backend_free
 def test_what_cannot_be_resized_is_refused():
     with pytest.raises(ValueError, match="model must be a keras_vit.ViT"):
         FlexiViT(keras.Sequential())

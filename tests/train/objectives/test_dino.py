@@ -386,6 +386,7 @@ def test_predict_returns_logits_of_all_views():
     }
 
 
+@pytest.mark.backend_free
 def test_bad_arguments_are_refused():
     for field, value in (
         ("steps", 0),

@@ -436,6 +436,7 @@ def test_mixed_precision_computes_the_loss_in_float32():
 # -- what is refused
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -456,6 +457,7 @@ def test_bad_arguments_are_refused(arguments, message):
         Distillation(student(), convnet(), **arguments)
 
 
+@pytest.mark.backend_free
 def test_models_that_cannot_teach_or_learn_are_refused():
     vit = student()
     with pytest.raises(ValueError, match="vit must be a keras_vit.ViT"):

@@ -131,6 +131,7 @@ def raw_names(arrays):
     return raw
 
 
+@pytest.mark.backend_free
 @pytest.mark.usefixtures("torchvision")
 def test_raw_file_is_the_same_model(tmp_path):
     from safetensors.numpy import load_file
@@ -298,6 +299,7 @@ def test_reconstruct_returns_images_in_the_unit_range():
         np.testing.assert_allclose(found[..., 0], mean if normalize else 0 * mean, atol=1e-5)
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("fields", "arguments", "message"),
     [
@@ -339,6 +341,7 @@ def decoder_file(folder, image_size=24, **changes):
     return mae, sources.bare(folder, found)
 
 
+@pytest.mark.backend_free
 def test_decoder_of_another_grid_gets_new_positions(tmp_path):
     mae, path = decoder_file(tmp_path)
     same = MAE.from_pretrained(path, num_heads=2, decoder_heads=2)
@@ -354,6 +357,7 @@ def test_decoder_of_another_grid_gets_new_positions(tmp_path):
     )
 
 
+@pytest.mark.backend_free
 def test_wrong_files_are_refused_by_the_name_of_the_array(tmp_path):
     rest = {"num_heads": 2, "decoder_heads": 2}
     cases = {

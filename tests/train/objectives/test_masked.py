@@ -114,6 +114,7 @@ def test_simmim_reconstructs_images():
     assert not hasattr(MaskedPatchPrediction, "reconstruct")  # it predicts colors
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("name", "fields", "arguments", "message"),
     [

@@ -1,6 +1,11 @@
-"""The libraries whose models are compared with ours."""
+"""The libraries whose models are compared with ours, on one backend in every case."""
 
 import pytest
+
+
+def pytest_itemcollected(item):
+    """What a format names and reads is NumPy, and test_reference.py runs every kind everywhere."""
+    item.add_marker(pytest.mark.sampled)
 
 
 @pytest.fixture(scope="session", autouse=True)
