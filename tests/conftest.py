@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import Counter
 
 from processes import QUICK_JAX
 
@@ -17,18 +18,19 @@ from cpu_torchvision import import_torchvision
 def pytest_collection_modifyitems(config, items):
     """Deselects the tests of other backends, and those that run.py ran on its first backend."""
     again = "SKIP_BACKEND_FREE" in os.environ
-    kept, left_out, sampled = [], [], set()
+    kept, left_out, ran = [], [], Counter()
     for item in items:
         free = item.get_closest_marker("backend_free")
         only = item.get_closest_marker("only_on")
         run = (only is None or keras.backend.backend() in only.args) and not (free and again)
         (kept if run else left_out).append(item)
-        if again and run and item.get_closest_marker("sampled"):
+        sampled = item.get_closest_marker("sampled")
+        if again and run and sampled and not item.get_closest_marker("slow"):
             function = item.nodeid.partition("[")[0]
-            if function in sampled:
+            if ran[function] == sampled.kwargs.get("cases", 1):
                 item.add_marker(pytest.mark.slow)
-            elif not item.get_closest_marker("slow"):
-                sampled.add(function)
+            else:
+                ran[function] += 1
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

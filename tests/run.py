@@ -2,8 +2,9 @@
 
 `python tests/run.py` runs every backend, `python tests/run.py jax torch -- -k pool` these two. The
 arguments after "--" are passed to pytest. Tests marked `backend_free` run on the first backend
-only. The test files are distributed over as many processes as there are cores, or over JOBS
-processes: most of a test is Python building a model, which keeps one core busy.
+only; of a test marked `sampled`, later backends run one case, and `-m slow` the others. The test
+files are distributed over as many processes as there are cores, or over JOBS processes: most of a
+test is Python building a model, which keeps one core busy.
 """
 
 import errno

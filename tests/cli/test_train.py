@@ -104,6 +104,7 @@ def test_finished_run_is_not_changed(call, digits, trained):
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.sampled(cases=0)  # test_fit.py extends a run on every backend
 def test_finished_run_can_be_extended(call, trained, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy")
     log = (copy / "log.jsonl").read_text()
@@ -187,6 +188,7 @@ MAE = ("objective.name=mae", "model.config.patch_dropout=0", "model.config.patch
 )
 
 
+@pytest.mark.sampled(cases=0)  # test_objective_runs.py does it on every backend
 def test_train_without_labels_evaluate_and_fine_tune(call, digits, tmp_path):
     """MAE on the digits, its features, and a classifier that begins with them."""
     sets = [part for setting in MAE for part in ("--set", setting)]

@@ -125,6 +125,7 @@ def test_fine_tuning_starts_from_the_run_folder(finished, tmp_path):
         np.testing.assert_array_equal(after[path], value)
 
 
+@pytest.mark.sampled(cases=0)  # the data is TensorFlow's on every backend
 @pytest.mark.usefixtures("without_figures")
 def test_folder_of_images_without_classes(tmp_path):
     rng = np.random.default_rng(0)
@@ -146,6 +147,7 @@ def test_folder_of_images_without_classes(tmp_path):
         )
 
 
+@pytest.mark.sampled(cases=0)  # test_masked.py trains both on every backend
 @pytest.mark.parametrize("name", ["simmim", "masked_patches"])
 def test_other_masked_objectives(name, tmp_path, monkeypatch):
     monkeypatch.setattr(fit.finish.report_figures, "draw", lambda *_: [])

@@ -13,7 +13,10 @@ from keras_vit import train
 from keras_vit.train.recipe import Recipe, override
 from training import demo
 
-pytestmark = pytest.mark.timeout(1200)  # a whole training, on a machine of any speed
+pytestmark = [
+    pytest.mark.timeout(1200),  # a whole training, on a machine of any speed
+    pytest.mark.sampled(cases=0),  # test_fit.py has short runs on every backend
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,47 @@
+"""Which cases run on which backend: one of many where a test is `sampled`."""
+
+from types import SimpleNamespace
+
+import conftest
+import pytest
+
+pytestmark = pytest.mark.backend_free
+mark = pytest.mark
+
+
+class Item:
+    def __init__(self, nodeid, *marks):
+        self.nodeid, self.marks = nodeid, [one.mark for one in marks]
+
+    def get_closest_marker(self, name):
+        return next((one for one in self.marks if one.name == name), None)
+
+    def add_marker(self, one):
+        self.marks.append(one.mark)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_sampled_cases_are_slow_after_the_first_backend(again, monkeypatch):
+    monkeypatch.delenv("SKIP_BACKEND_FREE", raising=False)
+    if again:
+        monkeypatch.setenv("SKIP_BACKEND_FREE", "1")
+    items = [
+        Item("test_a.py::test_one[slow]", mark.sampled, mark.slow),
+        *(Item(f"test_a.py::test_one[{case}]", mark.sampled) for case in "abc"),
+        *(Item(f"test_a.py::test_two[{case}]", mark.sampled(cases=2)) for case in "abc"),
+        Item("test_a.py::test_three", mark.sampled(cases=0)),
+        Item("test_b.py::test_one[a]", mark.sampled),
+        Item("test_b.py::test_plain[a]"),
+        Item("test_b.py::test_plain[b]"),
+        Item("test_b.py::test_free", mark.backend_free),
+        Item("test_b.py::test_none", mark.only_on()),
+    ]
+    left_out = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    conftest.pytest_collection_modifyitems(SimpleNamespace(hook=hook), items)
+    slow = [item.nodeid.partition("::")[2] for item in items if item.get_closest_marker("slow")]
+    later = ["test_one[b]", "test_one[c]", "test_two[c]", "test_three"]
+    assert slow == ["test_one[slow]", *(later if again else [])]
+    gone = [item.nodeid for item in left_out]
+    assert gone == ["test_b.py::test_free"] * again + ["test_b.py::test_none"]
+    assert not set(gone) & {item.nodeid for item in items}
