@@ -66,6 +66,7 @@ def test_page_prints_its_numbers(page):
     assert results.attempted == len(re.findall("^>>> ", TEXT, re.MULTILINE)) > 50
 
 
+@pytest.mark.backend_free
 def test_page_with_another_weight_prints_other_numbers():
     line = ">>> position.set_weights([table])"
     nudge = ">>> position.set_weights([table + 0.5 * np.eye(17, 8, -16)])"  # the last row's first
@@ -73,6 +74,7 @@ def test_page_with_another_weight_prints_other_numbers():
     assert results.failed > 5
 
 
+@pytest.mark.backend_free
 def test_page_with_one_wrong_digit_fails_once():
     _, results, report = run_page(replaced("[0.0 0.5 0.5 0.5 0.0", "[0.0 0.5 0.5 0.6 0.0"))
     assert results.failed == 1
@@ -100,6 +102,7 @@ def test_page_first_patch(page, array):
     assert np.abs(array("z_0")[2] - FIRST_TOKEN).max() > 0.1  # the patch beside it
 
 
+@pytest.mark.backend_free
 def test_page_prose_has_no_number_of_its_own():
     assert stray_numbers(TEXT) == []
     assert stray_numbers(replaced("+ 0.10 = 0.30", "+ 0.10 = 0.31")) == ["0.31"]
@@ -115,6 +118,7 @@ def stray_numbers(text):
     ]
 
 
+@pytest.mark.backend_free
 def test_page_table_of_sizes(page):
     rows = [line.split("|")[2:4] for line in TEXT.splitlines() if line.startswith("|")][2:]
     ours, base = ([[int(n) for n in re.findall(r"\d+", row[i])] for row in rows] for i in (0, 1))

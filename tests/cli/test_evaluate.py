@@ -36,6 +36,7 @@ def test_evaluate_agrees_with_the_run(ask, trained):
     assert train_split["samples"] == 1437 and train_split["top1"] != found["top1"]
 
 
+@pytest.mark.sampled(cases=0)  # test_few_shot.py measures on every backend
 def test_evaluate_prints_results_and_few_shot_accuracy(call, trained):
     code, out, _ = call("evaluate", trained, "--few-shot", 1, 10)
     assert code == 0
@@ -64,6 +65,7 @@ def test_evaluate_accepts_several_few_shots_in_any_order(call, monkeypatch):
     assert given == [("runs", [1, 5, 10], split) for split in (None, "a", "a")]
 
 
+@pytest.mark.sampled(cases=0)  # the weights' tests read both on every backend
 def test_evaluate_accepts_any_checkpoint(ask, tmp_path):
     model = keras_vit.ViT(SMALL.replace(num_classes=10, head_init="truncated_normal"))
     model.save(tmp_path / "model.keras")
