@@ -1,10 +1,12 @@
 """Checks that every layer and every model must pass, and the tiny models they are run on."""
 
+import dataclasses
 import inspect
 import json
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from keras_vit import ViT, ViTConfig
@@ -167,6 +169,26 @@ COMBINATIONS = {
     "square_image": ("mean_all", {"image_size": 32, "patch_size": (16, 4), "dropout": 0.5}),
 }
 
+CONFIGS = {**KINDS, **{name: KINDS[kind].replace(**c) for name, (kind, c) in COMBINATIONS.items()}}
+
+
+def covering(configs):
+    """The names of few of these configs, which have every value that a field has in any of them."""
+    values = {name: set(dataclasses.asdict(c).items()) for name, c in configs.items()}
+    missing, names = set().union(*values.values()), []
+    while missing:
+        names.append(max(values, key=lambda name: len(values[name] & missing)))
+        missing -= values[names[-1]]
+    return names
+
+
+def quick_if_covering(configs):
+    """Parameters: those of `covering`, and the others for `make slow`."""
+    quick = covering(configs)
+    return [
+        name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in configs
+    ]
+
 
 def to_numpy(x):
     return np.asarray(ops.convert_to_numpy(x))
@@ -203,7 +225,7 @@ def images(config, count=3, seed=1):
 
 
 def tiny_model(kind="paper", seed=0, dtype=None, **changes):
-    config = KINDS[kind].replace(**changes)
+    config = CONFIGS[kind].replace(**changes)
     return randomize(ViT(config, dtype=dtype), seed)
 
 

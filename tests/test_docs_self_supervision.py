@@ -8,7 +8,10 @@ import pytest
 
 import keras_vit
 
-pytestmark = pytest.mark.backend_free  # the objectives have tests on each backend
+pytestmark = [
+    pytest.mark.backend_free,  # the objectives have tests on each backend
+    pytest.mark.timeout(1200),  # five trainings, on a machine of any speed
+]
 
 PAGE = Path(__file__).parent.parent / "docs" / "self-supervision.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ import inspect
 
 import numpy as np
 import pytest
-from conformance import COMBINATIONS, KINDS, images, run, tiny_model
+from conformance import CONFIGS, images, run, tiny_model
 
 from keras_vit.export.fold import fold
 from keras_vit.export.in_numpy import NumpyOperators
@@ -15,7 +15,6 @@ from keras_vit.export.saved_model.operators import TensorFlowOperators
 from keras_vit.export.tflite.operators import TFLiteOperators
 
 EVERYWHERE = "registers"  # the others differ in nothing that a backend sees
-CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 ACTIVATIONS = ("softmax", "log_softmax", "sigmoid", "linear")
 
 
@@ -26,11 +25,10 @@ def error(found, expected):
 
 @pytest.mark.parametrize(
     "case",
-    [c if c == EVERYWHERE else pytest.param(c, marks=pytest.mark.backend_free) for c in CASES],
+    [c if c == EVERYWHERE else pytest.param(c, marks=pytest.mark.backend_free) for c in CONFIGS],
 )
 def test_program_is_the_model(case):
-    kind, changes = CASES[case]
-    model = tiny_model(kind, seed=3, **changes)
+    model = tiny_model(case, seed=3)
     x = images(model.config)
     folded, expected = fold(model), run(model, x)
     program = Program(folded, NumpyOperators())

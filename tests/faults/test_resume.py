@@ -10,6 +10,8 @@ from killed_trainee import Plan, check_same
 
 from keras_vit.train.checkpoint import files, manifest
 
+pytestmark = pytest.mark.timeout(1200)  # seven processes' runs, on a machine of any speed
+
 LAST = trainee.EPOCHS * trainee.STEPS
 
 

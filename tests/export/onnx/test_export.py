@@ -8,7 +8,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from conformance import COMBINATIONS, KINDS, images, run, tiny_model
+from conformance import CONFIGS, images, quick_if_covering, run, tiny_model
 
 from keras_vit import ViTConfig, preprocessing, runtime
 from keras_vit.export.fold import fold
@@ -62,17 +62,10 @@ def broken(folded):
     return dataclasses.replace(folded, blocks=(*folded.blocks[:-1], last))
 
 
-EVERYWHERE = "registers"  # the others differ in nothing that a backend sees
-CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
-
-
-@pytest.mark.parametrize(
-    "case",
-    [c if c == EVERYWHERE else pytest.param(c, marks=pytest.mark.backend_free) for c in CASES],
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize("case", quick_if_covering(CONFIGS))  # test_program.py: all of them
 def test_onnx_is_the_model(case):
-    kind, changes = CASES[case]
-    model = tiny_model(kind, seed=3, **changes)
+    model = tiny_model(case, seed=3)
     x = images(model.config)
     folded = fold(model)
     for dtype, bound in (("float32", FLOAT32), ("float16", FLOAT16)):

@@ -5,13 +5,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conformance import COMBINATIONS, KINDS, TINY, images, run, tiny_model
+from conformance import CONFIGS, TINY, images, quick_if_covering, run, tiny_model
 
 from keras_vit.export.fold import fold
 from keras_vit.export.saved_model import operators
 from keras_vit.export.saved_model.operators import compile_graph
 
-CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 FLOAT32 = 1e-5  # of the logits' range
 BFLOAT16 = 2e-2
 
@@ -24,10 +23,9 @@ def error(folded, model, x, dtype="float32"):
 
 
 @pytest.mark.backend_free
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick_if_covering(CONFIGS))  # test_program.py: all of them
 def test_graph_is_the_model(case):
-    kind, changes = CASES[case]
-    model = tiny_model(kind, seed=3, **changes)
+    model = tiny_model(case, seed=3)
     x = images(model.config)
     folded = fold(model)
     assert error(folded, model, x) < FLOAT32

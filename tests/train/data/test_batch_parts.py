@@ -62,8 +62,15 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("augment", AUGMENTS)
-@pytest.mark.parametrize("split", SPLITS)
+def pairs():
+    """Of every kind of split, and of every augmentation; all pairs among the slow tests."""
+    for split in SPLITS:
+        for augment in AUGMENTS:
+            quick = split == "arrays" or augment == "mixed"
+            yield pytest.param(split, augment, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("split", "augment"), pairs())
 @pytest.mark.parametrize("processes", [3])
 def test_train_batches_are_split_into_parts(split, augment, processes):
     split, augment = SPLITS[split](), AUGMENTS[augment]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import weights_sources as sources
 import written_models
-from conformance import COMBINATIONS, KINDS, TINY, images, randomize, run
+from conformance import CONFIGS, TINY, images, randomize, run
 
 import keras_vit
 from keras_vit import ViT, ViTConfig
@@ -20,8 +20,6 @@ from keras_vit.weights.formats import FORMATS, WRITABLE
 from keras_vit.weights.load import inspect
 
 pytestmark = pytest.mark.backend_free
-
-MODELS = {**KINDS, **{n: KINDS[kind].replace(**c) for n, (kind, c) in COMBINATIONS.items()}}
 
 PLAIN = TINY.replace(depth=1)
 MEAN = {"class_token": False, "pooling": "mean"}
@@ -236,9 +234,9 @@ def check_alone(path, config, folder):
     assert silent == set(), (silent, found.config)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_every_kind_is_refused_or_written_whole(tmp_path, kind):
-    config = MODELS[kind]
+    config = CONFIGS[kind]
     written = [f for f in WRITABLE if is_written(f, config, tmp_path / f)]
     if kind == "paper":
         assert written == ["huggingface", "timm"]
