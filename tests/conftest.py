@@ -14,8 +14,14 @@ import pytest
 from cpu_torchvision import import_torchvision
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest deselects by marker
 def pytest_collection_modifyitems(config, items):
+    select(config, items)
+    yield
+    longest_first(items)
+
+
+def select(config, items):
     """Deselects the tests of other backends, and those that run.py ran on its first backend."""
     again = "SKIP_BACKEND_FREE" in os.environ
     kept, left_out, ran = [], [], Counter()
@@ -33,6 +39,13 @@ def pytest_collection_modifyitems(config, items):
                 ran[function] += 1
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+def longest_first(items):
+    """Orders the files, so that no process is alone with a long one at the end."""
+    tests = Counter(item.path for item in items)
+    long = {item.path for item in items if item.get_closest_marker("timeout")}
+    items.sort(key=lambda item: (item.path not in long, -tests[item.path]))
 
 
 @pytest.fixture(scope="session")

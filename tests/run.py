@@ -51,7 +51,9 @@ class Outcome:
 def run_backend(backend: str, jobs: int, pytest_args: list[str], first: bool = True) -> Outcome:
     """Run pytest on one backend. Only the first backend runs the tests marked `backend_free`."""
     start = time.monotonic()
-    shared_out = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    # conftest.py orders the files.
+    shared_out = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
+    shared_out = shared_out if jobs > 1 else []
     environment = {**(ONE_THREAD if jobs > 1 else {}), **os.environ, "KERAS_BACKEND": backend}
     if not first:
         environment["SKIP_BACKEND_FREE"] = "1"

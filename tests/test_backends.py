@@ -51,6 +51,7 @@ def start(backend, folder, source):
 
 
 @pytest.mark.backend_free
+@pytest.mark.timeout(1200)  # three processes with a model of each kind, on a machine of any speed
 def test_backends_agree(tmp_path):
     """Logits agree within 1e-5; weights saved on one backend load bit for bit on the next."""
     backends = [b for b in BACKENDS if importlib.util.find_spec(b)]

@@ -12,6 +12,7 @@ mark = pytest.mark
 class Item:
     def __init__(self, nodeid, *marks):
         self.nodeid, self.marks = nodeid, [one.mark for one in marks]
+        self.path = nodeid.partition("::")[0]
 
     def get_closest_marker(self, name):
         return next((one for one in self.marks if one.name == name), None)
@@ -38,10 +39,18 @@ def test_sampled_cases_are_slow_after_the_first_backend(again, monkeypatch):
     ]
     left_out = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
-    conftest.pytest_collection_modifyitems(SimpleNamespace(hook=hook), items)
+    conftest.select(SimpleNamespace(hook=hook), items)
     slow = [item.nodeid.partition("::")[2] for item in items if item.get_closest_marker("slow")]
     later = ["test_one[b]", "test_one[c]", "test_two[c]", "test_three"]
     assert slow == ["test_one[slow]", *(later if again else [])]
     gone = [item.nodeid for item in left_out]
     assert gone == ["test_b.py::test_free"] * again + ["test_b.py::test_none"]
     assert not set(gone) & {item.nodeid for item in items}
+
+
+def test_long_files_come_first_and_stay_whole():
+    names = ["a::1", "b::1", "b::2", "c::1", "d::1", "d::2", "e::1", "e::2", "e::3"]
+    items = [Item(name, *([mark.timeout(9)] if name == "c::1" else [])) for name in names]
+    conftest.longest_first(items)
+    order = ["c::1", "e::1", "e::2", "e::3", "b::1", "b::2", "d::1", "d::2", "a::1"]
+    assert [item.nodeid for item in items] == order

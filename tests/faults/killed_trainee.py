@@ -38,7 +38,7 @@ class Plan:
 def run(*plans: Plan) -> tuple[int | None, str]:
     """The exit code and the output of a process that does these runs."""
     fields = json.dumps([dataclasses.asdict(plan) for plan in plans])
-    return run_together([[sys.executable, __file__, fields]])[0]
+    return run_together([[sys.executable, __file__, fields]], timeout=500)[0]
 
 
 def check_same(one, other) -> None:
