@@ -203,7 +203,6 @@ def mock(name, count=12):
 def test_trains_on_mock_data(name, tmp_path):
     recipe, source, model = build(name, tmp_path)
     compile_model(model, recipe, 3)
-    model.run_eagerly = name not in EVERYWHERE  # a graph of each is slow, and is Keras' own
     before = [np.array(w) for w in model.trainable_weights]
     batches = run_batches.training(RunPlan(recipe, source, Devices(), model, 3, 3, 1))
     losses = model.fit(batches, steps_per_epoch=1, epochs=3, verbose=0, shuffle=False).history

@@ -250,7 +250,6 @@ def test_resuming_and_saving_keep_all_state(tmp_path):
         keras.utils.set_random_seed(0)
         mae = small(tiny(depth=1))
         mae.compile(keras.optimizers.Adam(1e-3))
-        mae.optimizer.build(mae.trainable_variables)  # else TensorFlow traces twice
         return mae
 
     arguments = dict(batch_size=8, shuffle=False, verbose=0)

@@ -20,7 +20,6 @@ def compiled(name, dtype=None, **fields):
     keras.utils.set_random_seed(0)
     objective = made(name, dtype, **fields)
     objective.compile(keras.optimizers.Adam(1e-2))
-    objective.optimizer.build(objective.trainable_variables)  # else TensorFlow traces twice
     return objective
 
 

@@ -263,7 +263,6 @@ def fit(model, epochs=4, **options):
     compiled = "auto" if keras.backend.backend() == "jax" else False
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=compiled)
-    model.optimizer.build(model.trainable_variables)  # as recipes do; else TensorFlow traces twice
     return model.fit(x, y, batch_size=4, epochs=epochs, verbose=0).history["loss"]
 
 
