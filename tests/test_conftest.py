@@ -1,8 +1,9 @@
-"""Which cases run on which backend: one of many where a test is `sampled`."""
+"""Which tests run on which backend, and in which order."""
 
 from types import SimpleNamespace
 
 import conftest
+import keras
 import pytest
 
 pytestmark = pytest.mark.backend_free
@@ -10,6 +11,8 @@ mark = pytest.mark
 
 
 class Item:
+    """A test with its markers."""
+
     def __init__(self, nodeid, *marks):
         self.nodeid, self.marks = nodeid, [one.mark for one in marks]
         self.path = nodeid.partition("::")[0]
@@ -22,7 +25,7 @@ class Item:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_sampled_cases_are_slow_after_the_first_backend(again, monkeypatch):
+def test_tests_are_selected_by_their_markers(again, monkeypatch):
     monkeypatch.delenv("SKIP_BACKEND_FREE", raising=False)
     if again:
         monkeypatch.setenv("SKIP_BACKEND_FREE", "1")
@@ -35,7 +38,8 @@ def test_sampled_cases_are_slow_after_the_first_backend(again, monkeypatch):
         Item("test_b.py::test_plain[a]"),
         Item("test_b.py::test_plain[b]"),
         Item("test_b.py::test_free", mark.backend_free),
-        Item("test_b.py::test_none", mark.only_on()),
+        Item("test_b.py::test_some", mark.only_on(keras.backend.backend())),
+        Item("test_b.py::test_none", mark.only_on("another")),
     ]
     left_out = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
@@ -45,7 +49,7 @@ def test_sampled_cases_are_slow_after_the_first_backend(again, monkeypatch):
     assert slow == ["test_one[slow]", *(later if again else [])]
     gone = [item.nodeid for item in left_out]
     assert gone == ["test_b.py::test_free"] * again + ["test_b.py::test_none"]
-    assert not set(gone) & {item.nodeid for item in items}
+    assert len(items) == 13 - again and not set(gone) & {item.nodeid for item in items}
 
 
 def test_long_files_come_first_and_stay_whole():

@@ -1,4 +1,4 @@
-"""`make test`: which tests run on which backend, the summary, and a full disk."""
+"""`make test`: a run for each backend, the summary, and a full disk."""
 
 import errno
 import os
@@ -7,7 +7,6 @@ import tempfile
 from collections import namedtuple
 from pathlib import Path
 
-import keras
 import pytest
 import run
 
@@ -117,37 +116,3 @@ def test_run_raises_other_errors(disk, monkeypatch):
 def test_run_refuses_an_unknown_backend(capfd):
     assert run.main(["numpy"]) == 2
     assert "Received: ['numpy']" in capfd.readouterr().err
-
-
-class Item:
-    """A test with its markers."""
-
-    def __init__(self, *marks):
-        self.marks = {mark.name: mark for mark in marks}
-        self.get_closest_marker = self.marks.get
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_tests_are_deselected_by_their_markers(request, monkeypatch, again):
-    (ours,) = (
-        plugin
-        for plugin in request.config.pluginmanager.get_plugins()
-        if getattr(plugin, "__file__", None) == str(Path(__file__).with_name("conftest.py"))
-    )
-    if again:
-        monkeypatch.setenv("SKIP_BACKEND_FREE", "1")
-    else:
-        monkeypatch.delenv("SKIP_BACKEND_FREE", raising=False)
-    here, others = (
-        keras.backend.backend(),
-        [name for name in run.BACKENDS if name != keras.backend.backend()],
-    )
-    free, only_here = pytest.mark.backend_free.mark, pytest.mark.only_on(here).mark
-    plain, elsewhere = Item(), Item(pytest.mark.only_on(*others).mark)
-    once, mine = Item(free), Item(only_here)
-    items = [plain, once, mine, elsewhere]
-    gone = []
-    hook = type("Hook", (), {"pytest_deselected": staticmethod(lambda items: gone.extend(items))})
-    ours.pytest_collection_modifyitems(type("Config", (), {"hook": hook}), items)
-    assert items == ([plain, mine] if again else [plain, once, mine])
-    assert gone == ([once, elsewhere] if again else [elsewhere])
