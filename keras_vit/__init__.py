@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from keras_vit import explain, runtime, train
     from keras_vit.export.fused import fused
     from keras_vit.export.onnx.export import export_onnx
+    from keras_vit.export.openvino.export import export_openvino
     from keras_vit.export.saved_model.export import export_saved_model
+    from keras_vit.export.sensitivity import quantization_sweep
     from keras_vit.export.tflite.export import export_tflite
-    from keras_vit.export.tflite.sensitivity import quantization_sweep
     from keras_vit.weights.load import from_pretrained
     from keras_vit.weights.save import save_pretrained
 
@@ -53,6 +54,7 @@ __all__ = [
     "ViTConfig",
     "explain",
     "export_onnx",
+    "export_openvino",
     "export_saved_model",
     "export_tflite",
     "from_pretrained",
@@ -93,11 +95,12 @@ __all__ = [
 _LATER = {
     "explain": "keras_vit",
     "export_onnx": "keras_vit.export.onnx.export",
+    "export_openvino": "keras_vit.export.openvino.export",
     "export_saved_model": "keras_vit.export.saved_model.export",
     "export_tflite": "keras_vit.export.tflite.export",
     "from_pretrained": "keras_vit.weights.load",
     "fused": "keras_vit.export.fused",
-    "quantization_sweep": "keras_vit.export.tflite.sensitivity",
+    "quantization_sweep": "keras_vit.export.sensitivity",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
     "train": "keras_vit",

@@ -23,6 +23,7 @@ class Target(enum.StrEnum):
     saved_model = "saved_model"
     tflite = "tflite"
     onnx = "onnx"
+    openvino = "openvino"
 
 
 class Dtype(enum.StrEnum):
@@ -34,7 +35,7 @@ class Dtype(enum.StrEnum):
 
 
 class Quantize(enum.StrEnum):
-    """How a `.tflite` file stores the weights."""
+    """How a file stores the weights."""
 
     none = "none"
     float16 = "float16"
@@ -64,21 +65,18 @@ class Activation(enum.StrEnum):
     sigmoid = "sigmoid"
 
 
+INT8 = ("quantize", "calibration", "float_layers", "accuracy_data", "max_drop")
 OPTIONS = {
     Target.saved_model: ("dtype", "version", "top_k", "max_batch_size", "max_pixels"),
-    Target.tflite: (
-        "quantize",
-        "output",
-        "batch_size",
-        "calibration",
-        "float_layers",
-        "accuracy_data",
-        "max_drop",
-        "overwrite",
-    ),
-    Target.onnx: ("dtype", "overwrite"),
+    Target.tflite: (*INT8, "output", "batch_size", "overwrite"),
+    Target.onnx: (*INT8, "dtype", "overwrite"),
+    Target.openvino: (*INT8, "dtype", "overwrite"),
 }
 """Options for some targets only."""
+
+SUFFIXES = {Target.tflite: ".tflite", Target.onnx: ".onnx", Target.openvino: ".xml"}
+OWN_WRITERS = (Target.onnx, Target.openvino)
+"""Targets that are written without TensorFlow."""
 
 
 def export(
@@ -92,15 +90,19 @@ def export(
         typer.Option(
             "--out",
             help="The folder of all versions, which defaults to savedmodels/NAME; or the file, "
-            "which defaults to NAME.tflite or NAME.onnx.",
+            "which defaults to NAME.tflite, NAME.onnx or NAME.xml.",
         ),
     ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="saved_model: float32 or bfloat16; onnx: float32 or float16."),
+        typer.Option(help="saved_model, openvino: float32 or bfloat16; onnx: float32 or float16."),
     ] = None,
     quantize: Annotated[
-        Quantize | None, typer.Option(help="tflite: int8 needs --calibration.")
+        Quantize | None,
+        typer.Option(
+            help="tflite: float16, dynamic or int8; onnx: dynamic or int8; openvino: int8. int8 "
+            "needs --calibration."
+        ),
     ] = None,
     output: Annotated[
         Output | None,
@@ -110,19 +112,26 @@ def export(
         int | None, typer.Option(min=0, help="tflite: images in a batch; 0 for any number.")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="tflite: a folder of typical images, for int8.")
+        Path | None, typer.Option(help="A folder of typical images, for int8.")
     ] = None,
     float_layers: Annotated[
         str | None,
-        typer.Option(help="tflite: layers that int8 keeps in float, separated by commas."),
+        typer.Option(
+            help="Layers that stay in float when others become int8, separated by commas."
+        ),
     ] = None,
     accuracy_data: Annotated[
         Path | None,
-        typer.Option(help="tflite: a folder with a subfolder of images for each class, by name."),
+        typer.Option(
+            help="tflite, onnx, openvino: a folder with a subfolder of images for each class, by "
+            "name, on which the file is compared with the model."
+        ),
     ] = None,
     max_drop: Annotated[
         float | None,
-        typer.Option(min=0, help="tflite: the most percentage points of accuracy to lose on it."),
+        typer.Option(
+            min=0, help="The most percentage points of accuracy to lose on --accuracy-data."
+        ),
     ] = None,
     version: Annotated[
         int | None,
@@ -149,7 +158,7 @@ def export(
         typer.Option(min=1, help="saved_model: pixels of an image file; larger ones are refused."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="tflite, onnx: replace the file.")
+        bool, typer.Option("--overwrite", help="tflite, onnx, openvino: replace the file.")
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -193,15 +202,15 @@ def export(
     place = place or _default_place(source, to)
     check_source("source", source)
     # On another backend, a SavedModel is written by a second process.
-    library = load_library(prefer=None if to is Target.onnx else "tensorflow")
+    library = load_library(prefer=None if to in OWN_WRITERS else "tensorflow")
     from keras_vit import runtime
     from keras_vit.export.one_file import check_file
     from keras_vit.export.record import as_json as export_json
     from keras_vit.export.requirement import check_tensorflow
 
-    if to is not Target.saved_model:
-        check_file(place, f".{to.value}", overwrite)  # before a model is fetched
-    if to is not Target.onnx:
+    if to in SUFFIXES:  # before a model is fetched
+        check_file(place, SUFFIXES[to], overwrite)
+    if to not in OWN_WRITERS:
         check_tensorflow()
     # TensorFlow's "Assets written to" names a temporary folder.
     logging.getLogger("tensorflow").setLevel(logging.WARNING)
@@ -211,8 +220,10 @@ def export(
         raise ValueError(f"source must not be an export itself. Received: source={source!r}")
     given |= {"labels": names, "activation": activation, "images": images}
     given = {name: getattr(v, "value", v) for name, v in given.items()}
-    if to is Target.tflite:
-        given = _for_tflite(given, opened.config, names)
+    if to is not Target.saved_model:
+        given = _for_one_file(given, opened.config, names)
+    if to is Target.tflite and not opened.config.num_classes:
+        given.setdefault("output", "features")
     with printed.step("Exporting"):
         written = getattr(library, f"export_{to.value}")(opened.model, place, **given)
     if as_json:
@@ -223,15 +234,13 @@ def export(
         printed.print_rows(facts(written))
 
 
-def _for_tflite(
+def _for_one_file(
     given: dict[str, Any], config: "ViTConfig", names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The options as `export_tflite` takes them: folders become arrays of images."""
+    """The options as the functions take them: folders become arrays of images."""
     from keras_vit.images import labeled_images, sample_images
 
     given = dict(given)
-    if not config.num_classes:
-        given.setdefault("output", "features")
     if given.get("quantize") == "none":
         given["quantize"] = None
     if given.get("batch_size") == 0:
@@ -261,7 +270,7 @@ def _lines(file: Path) -> list[str]:
 def facts(export: Any) -> list[tuple[str, str]]:
     """The rows of the table, of what an export function returned."""
     seen = export.verification
-    kind = getattr(export, "dtype", None) or getattr(export, "quantize", None) or "float32"
+    kind = getattr(export, "quantize", None) or getattr(export, "dtype", None) or "float32"
     rows = [
         ("file", f"{export.path}"),
         ("size", f"{export.size / 1e6:,.1f} MB, {kind}"),
@@ -295,7 +304,7 @@ def facts(export: Any) -> list[tuple[str, str]]:
 def _default_place(source: str, to: Target) -> Path:
     if to is Target.saved_model:
         return Path("savedmodels", _name(source))
-    return Path(f"{_name(source)}.{to.value}")
+    return Path(f"{_name(source)}{SUFFIXES[to]}")
 
 
 def _name(source: str) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from keras_vit_cli import output
 from keras_vit_cli.backend import load_library
-from keras_vit_cli.options import CHECKPOINT, AsJson, Debug, Verbose, check_source
+from keras_vit_cli.options import CHECKPOINT, EXPORTS, AsJson, Debug, Verbose, check_source
 
 if TYPE_CHECKING:
     from keras_vit.config import ViTConfig
@@ -19,19 +19,28 @@ if TYPE_CHECKING:
 
 
 def info(
-    source: Annotated[str, typer.Argument(help=f"A run folder or a checkpoint: {CHECKPOINT}")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help=f"A run folder, a file of `keras-vit export` or a checkpoint: {CHECKPOINT}"
+        ),
+    ],
     as_json: AsJson = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint or a run folder contains.
+    """Show what a checkpoint, an export or a run folder contains.
 
     For a checkpoint: its format, model, pixels, and whether every array is used. It is fetched if
-    necessary; only the headers of a file are read. For a run folder: how far the run is, and
+    necessary; only the headers of a file are read. For a .tflite, .onnx or .xml file: the model,
+    its dtype or quantization, labels and versions. For a run folder: how far the run is, and
     whether its files are intact. If one is damaged, the exit code is 1.
     """
     check_source("source", source)
     load_library()
+    if Path(source).suffix in EXPORTS:
+        _show_export(Path(source), as_json)
+        return
     from keras_vit.train.run import run_status
 
     if run_status.is_run(source):
@@ -67,6 +76,32 @@ def _show_run(folder: Path, as_json: bool) -> None:
         output.print_facts([*run_facts(run), *facts])
     if run["problems"]:
         raise typer.Exit(1)
+
+
+def _show_export(path: Path, as_json: bool) -> None:
+    from keras_vit import runtime
+
+    opened: Any = runtime.open(path)
+    record = opened.record
+    files = [path, path.with_suffix(".bin")] if opened.kind == "openvino" else [path]
+    size = sum(file.stat().st_size for file in files)
+    if as_json:
+        output.print_json({"path": str(path), "kind": opened.kind, "bytes": size, **record})
+        return
+    dtype, quantize = record.get("dtype") or "float32", record.get("quantize")
+    facts = {
+        "file": f"{path}, {size / 1e6:,.1f} MB",
+        "kind": opened.kind,
+        "computes in": dtype if quantize is None else f"{quantize}, the rest in {dtype}",
+        "model": _architecture(opened.config),
+        "classes": opened.config.num_classes or "none: it returns features",
+        "labels": "none" if opened.labels is None else ", ".join(opened.labels),
+        "images": record["images"],
+        "pixels": pixels(opened.config),
+        "made by": ", ".join(f"{name} {v}" for name, v in record.get("versions", {}).items()),
+        "runs on": opened.where,
+    }
+    output.print_facts([*facts.items()])
 
 
 def _inspect(path: Path) -> "CheckpointInfo":

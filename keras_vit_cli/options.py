@@ -12,7 +12,8 @@ CHECKPOINT = (
     "a path, a name that `keras-vit models` lists, "
     "hf://organization/name\\[@revision]\\[/file] or https://..."
 )
-MODEL_FILES = (".keras", ".npz", ".safetensors", ".h5", ".tflite", ".onnx", ".bin", ".pt", ".pth")
+EXPORTS = (".tflite", ".onnx", ".xml")
+MODEL_FILES = (".keras", ".npz", ".safetensors", ".h5", *EXPORTS, ".bin", ".pt", ".pth")
 
 
 def _set_log(verbose: bool) -> bool:

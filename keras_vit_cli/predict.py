@@ -43,7 +43,7 @@ def predict(
         str,
         typer.Argument(
             help="A run folder, a .keras file, an export (the folder of a SavedModel, .tflite, "
-            f".onnx) or a checkpoint: {CHECKPOINT}"
+            f".onnx, .xml) or a checkpoint: {CHECKPOINT}"
         ),
     ],
     images: Annotated[

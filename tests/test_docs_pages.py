@@ -150,8 +150,8 @@ def test_page_with_a_mistake_is_found():
     text = "`keras_vit.train.scope`, keras_vit.train.none, python -m training.none"
     assert list(wrong_names(text)) == ["keras_vit.train.none", "training.none"]
     block = "```python\nkeras_vit.{}\n```\n"
-    text = block.format("export_onnx(m, dtype=1)") + block.format("export_onnx(m, quantize=1)")
-    assert list(wrong_calls(text)) == ["keras_vit.export_onnx(quantize=)"]
+    text = block.format("export_onnx(m, dtype=1)") + block.format("export_onnx(m, quantise=1)")
+    assert list(wrong_calls(text)) == ["keras_vit.export_onnx(quantise=)"]
     text = block.format("explain.plot_none(m)")
     assert list(wrong_calls(text)) == ["keras_vit.explain.plot_none"]
     text = "`keras-vit export x --to onnx` `keras-vit export x --at onnx`\n"

@@ -76,10 +76,7 @@ def check_drop(reference: Runtime, export: Runtime, data: Any, max_drop: float) 
     Returns:
         A `Drop`.
     """
-    if not isinstance(max_drop, int | float) or not max_drop >= 0:
-        raise ValueError(
-            f"max_drop must be a number of at least 0. Received: max_drop={max_drop!r}"
-        )
+    check_max_drop(max_drop)
     count = right = found_right = same = 0
     for pixels, labels in batches(reference, data):
         wanted, found = _top_class(reference, pixels), _top_class(export, pixels)
@@ -96,6 +93,24 @@ def check_drop(reference: Runtime, export: Runtime, data: Any, max_drop: float) 
             f"{drop.same_top_class:.2%} of the top classes are the model's"
         )
     return drop
+
+
+def check_accuracy_data(config: ViTConfig, accuracy_data: Any, max_drop: Any) -> None:
+    """Raises `ValueError` for these arguments of an export whose outputs include any logits."""
+    if accuracy_data is not None and (not config.num_classes or config.pooling is None):
+        raise ValueError(
+            "accuracy_data must be None where the file gives no classes of an image. "
+            f"Received: num_classes={config.num_classes}, pooling={config.pooling!r}"
+        )
+    check_max_drop(max_drop)
+
+
+def check_max_drop(max_drop: Any) -> None:
+    """Raises `ValueError` for a `max_drop` that is not a number of at least 0."""
+    if not isinstance(max_drop, int | float) or not max_drop >= 0:
+        raise ValueError(
+            f"max_drop must be a number of at least 0. Received: max_drop={max_drop!r}"
+        )
 
 
 def batches(runtime: Runtime, data: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -1,33 +1,46 @@
-"""Writes an export that is one file atomically, and replaces another only on request."""
+"""Writes an export that is a file, or a file and its companions, whole or not at all."""
 
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keras_vit.atomic import flush_folder
 from keras_vit.paths import as_path, check_above
 
 
-def check_file(path: str | os.PathLike, suffix: str, overwrite: bool) -> Path:
-    """The path of a file to write, checked before any work is done."""
+def check_file(
+    path: str | os.PathLike, suffix: str, overwrite: bool, companions: Sequence[str] = ()
+) -> Path:
+    """The path of a file to write, checked before any work is done.
+
+    Args:
+        path: The path.
+        suffix: What it must end in.
+        overwrite: Whether the file may exist.
+        companions: Suffixes of files beside it that belong to it.
+    """
     target = as_path("path", path)
     if target.suffix != suffix:
         raise ValueError(f"path must end in {suffix}. Received: path={os.fspath(path)!r}")
-    if target.is_dir():
-        raise ValueError(f"path must not be a folder. Received: path={os.fspath(path)!r}")
-    if os.path.lexists(target) and not overwrite:  # a broken link counts too
-        raise FileExistsError(
-            f"path must not exist, or overwrite be True. Received: path={os.fspath(path)!r}"
-        )
+    for file in (target, *_beside(target, companions)):
+        if file.is_dir():
+            raise ValueError(f"path must not be a folder. Received: path={os.fspath(file)!r}")
+        if os.path.lexists(file) and not overwrite:  # a broken link counts too
+            raise FileExistsError(
+                f"path must not exist, or overwrite be True. Received: path={os.fspath(file)!r}"
+            )
     check_above("path", path)
     return target
 
 
 @contextlib.contextmanager
-def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
+def new_file(target: Path, overwrite: bool, companions: Sequence[str] = ()) -> Iterator[Path]:
     """Yields a path beside `target` to write to, which is renamed to it when the block ends.
+
+    The block writes the companions too, under the same name with their suffixes. They are renamed
+    first, so that the target is there only if they are. What is replaced is removed before.
 
     Without `overwrite`, this raises if `target` was created in the meantime.
 
@@ -42,14 +55,24 @@ def new_file(target: Path, overwrite: bool) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield beside
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        check_file(target, target.suffix, overwrite)
+        for path in (beside, *_beside(beside, companions)):
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        check_file(target, target.suffix, overwrite, companions)
+        if companions:  # the old target must not find new companions
+            target.unlink(missing_ok=True)
+        for new, old in zip(_beside(beside, companions), _beside(target, companions), strict=True):
+            os.replace(new, old)
         os.replace(beside, target)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        for path in (beside, *_beside(beside, companions)):
+            path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another export may be using them
             for folder in made:
                 folder.rmdir()
         raise
     flush_folder(target.parent)
+
+
+def _beside(path: Path, companions: Sequence[str]) -> list[Path]:
+    return [path.with_suffix(suffix) for suffix in companions]

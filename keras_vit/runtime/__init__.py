@@ -15,9 +15,9 @@ def open(path: str | os.PathLike) -> Runtime:
     """Opens a model to run it.
 
     Args:
-        path: A `.keras` file; a run folder with `model.keras`; a `.tflite` or `.onnx` file exported
-            by keras_vit; a SavedModel's version folder, or its parent, whose highest version is
-            opened; or anything that `keras_vit.from_pretrained` reads.
+        path: A `.keras` file; a run folder with `model.keras`; a `.tflite`, `.onnx` or `.xml` file
+            exported by keras_vit; a SavedModel's version folder, or its parent, whose highest
+            version is opened; or anything that `keras_vit.from_pretrained` reads.
 
     Returns:
         A `Runtime`. The files of a SavedModel are checked against the hashes in its MANIFEST.json.
@@ -45,6 +45,10 @@ def open(path: str | os.PathLike) -> Runtime:
         from keras_vit.runtime.onnx import OnnxRuntime
 
         return OnnxRuntime(place)
+    if place.suffix == ".xml":
+        from keras_vit.runtime.openvino import OpenVINORuntime
+
+        return OpenVINORuntime(place)
     if (folder := version_folder(place)) is not None:
         check_files(folder)
         return SavedModelRuntime(folder)

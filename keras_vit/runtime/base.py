@@ -30,7 +30,7 @@ class Runtime:
 
     Attributes:
         path: The path of the model.
-        kind: "keras", "saved_model", "tflite" or "onnx".
+        kind: "keras", "saved_model", "tflite", "onnx" or "openvino".
         config: The model's `ViTConfig`.
         labels: The class names, or None.
         activation: The function from logits to probabilities: "softmax" or "sigmoid".

@@ -81,19 +81,24 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def _session(path: str | os.PathLike, num_threads: int | None) -> Any:
-    onnxruntime = import_onnxruntime()
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"path must be a file. Received: path={os.fspath(path)!r}")
-    options = onnxruntime.SessionOptions()
+def session_options(num_threads: int | None) -> Any:
+    """How a session is opened."""
+    options = import_onnxruntime().SessionOptions()
     options.log_severity_level = 4  # errors are raised, and need not be printed too
     # Busy waiting would take the CPU from other work, such as Keras'.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if num_threads is not None:
         options.intra_op_num_threads = num_threads
+    return options
+
+
+def _session(path: str | os.PathLike, num_threads: int | None) -> Any:
+    onnxruntime = import_onnxruntime()
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path must be a file. Received: path={os.fspath(path)!r}")
     try:
         return onnxruntime.InferenceSession(
-            os.fspath(path), options, providers=["CPUExecutionProvider"]
+            os.fspath(path), session_options(num_threads), providers=["CPUExecutionProvider"]
         )
     except Exception as error:  # its own classes have no base but this one
         raise ValueError(

@@ -108,7 +108,8 @@ def _names(count):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--calibration", "photos"], "--calibration must be left out with --to onnx"),
+        (["--batch-size", "2"], "--batch-size must be left out with --to onnx"),
+        (["--calibration", "photos"], "--calibration must be a folder. Received: photos"),
         (["--top-k", "2"], "--top-k must be left out with --to onnx. Received: --top-k"),
         (["--labels", "labels.txt"], "--labels must be a text in UTF-8. Received: labels.txt"),
         (["--labels", "none.txt"], "--labels must be a text file with the name of a class in each"),
@@ -133,8 +134,30 @@ def test_export_of_an_onnx_file(call, tmp_path):
     assert done.exit_code == 0, done.exception
     facts = json.loads(done.stdout)
     assert (facts["path"], facts["dtype"], facts["opset"]) == ("a/b.onnx", "float16", 20)
-    wrong = call("pets.keras", "--to", "onnx", "--quantize", "int8")
-    assert "--quantize must be left out with --to onnx" in str(wrong.exception)
+    wrong = call("pets.keras", "--to", "onnx", "--quantize", "float16")
+    assert "quantize must be one of None, 'dynamic', 'int8'" in str(wrong.exception)
+
+
+@pytest.mark.parametrize(("target", "suffix"), [("onnx", "onnx"), ("openvino", "xml")])
+def test_export_in_int8_for_servers_and_its_info(call, tmp_path, target, suffix):
+    pytest.importorskip(target)
+    tiny_model(labels=("cat", "dog", "emu")).save(tmp_path / "pets.keras")
+    (tmp_path / "photos").mkdir()
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 256, (24, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
+    options = ("--quantize", "int8", "--calibration", "photos", "--float-layers", "head")
+    done = call("pets.keras", "--to", target, *options)
+    assert done.exit_code == 0, done.exception
+    rows = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert rows["file"] == f"pets.{suffix}" and rows["size"].endswith("MB, int8")
+    said = CliRunner().invoke(main.app, ["info", f"pets.{suffix}"])
+    assert said.exit_code == 0 and "int8, the rest in float32" in said.stdout
+    assert "cat, dog, emu" in said.stdout
+    facts = json.loads(CliRunner().invoke(main.app, ["info", f"pets.{suffix}", "--json"]).stdout)
+    assert (facts["kind"], facts["quantize"]) == (target, "int8")
+    shown = CliRunner().invoke(main.app, ["predict", f"pets.{suffix}", "photos", "--json"])
+    assert shown.exit_code == 0 and len(shown.stdout.splitlines()) == 4
 
 
 def test_export_without_tensorflow_says_how_to_get_it(call, monkeypatch):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.export.accuracy import Drop, check_accuracy_data, check_drop
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
 from keras_vit.export.fold import check_model, fold
 from keras_vit.export.one_file import check_file, new_file
@@ -20,7 +21,17 @@ from keras_vit.export.onnx.operators import (
     import_onnx,
     to_onnx,
 )
+from keras_vit.export.onnx.quantize import QuantizedOperators, measure_channels
+from keras_vit.export.quantization import (
+    CALIBRATED,
+    MODES,
+    calibration_images,
+    check_quantizing,
+    modes_of,
+    product_names,
+)
 from keras_vit.export.record import package_versions
+from keras_vit.export.smoothing import smoothed, whole_ranges
 from keras_vit.export.verify import (
     Verification,
     checked_pictures,
@@ -33,8 +44,9 @@ from keras_vit.runtime import KerasRuntime
 from keras_vit.runtime.base import FORMAT, RECORD, probability_function
 from keras_vit.runtime.onnx import OnnxRuntime, import_onnxruntime
 
-BOUNDS = {"float32": 1e-5, "float16": 0.005}
-"""The largest difference from the model, as a share of the logits' range."""
+BOUNDS = {"float32": 1e-5, "float16": 0.005, "dynamic": 0.1, "int8": 0.3}
+"""The largest difference from the model by `quantize` or `dtype`, as a share of the logits' range.
+"""
 
 FILE = ".onnx"
 
@@ -45,7 +57,9 @@ class ONNXExport:
 
     path: Path
     dtype: str
-    """Of the weights and the products."""
+    """Of the weights and the products that are not quantized."""
+    quantize: str | None
+    """None, "dynamic" or "int8"."""
     opset: int
     size: int
     """Bytes."""
@@ -54,6 +68,8 @@ class ONNXExport:
     plain_latency: float
     """The same for the Keras model in float32 on its backend; the two were timed in turns."""
     verification: Verification
+    accuracy: Drop | None = None
+    """The model's accuracy and the file's on `accuracy_data`, or None."""
 
 
 def export_onnx(
@@ -61,10 +77,15 @@ def export_onnx(
     path: str | os.PathLike,
     *,
     dtype: str = "float32",
+    quantize: str | None = None,
     labels: Sequence[str] | None = None,
     activation: str | None = None,
     images: str = "float32",
     opset: int = OPSET,
+    calibration: Any = None,
+    float_layers: Sequence[str] | None = None,
+    accuracy_data: Any = None,
+    max_drop: float = 1.0,
     bound: float | None = None,
     verify: Any = None,
     overwrite: bool = False,
@@ -73,7 +94,8 @@ def export_onnx(
 
     The model is folded and written operator by operator, whatever backend it is on. The file
     appears only after it has passed ONNX' own checker, and was run and compared with the model; if
-    they differ by more than `bound`, this raises `ValueError` and leaves nothing behind.
+    they differ by more than `bound`, or the file loses more accuracy than `max_drop`, this raises
+    `ValueError` and leaves nothing behind.
 
     | | name | shape, B is any number |
     |---|---|---|
@@ -86,12 +108,23 @@ def export_onnx(
     file for the weights, so it must stay below 2 GB: up to ViT-L in float32, up to ViT-g/14 in
     float16.
 
+    | `quantize` | weights | computes in |
+    |---|---|---|
+    | None | `dtype` | `dtype` |
+    | "dynamic" | int8, a quarter | int8 products, scaled by each batch; the rest float32 |
+    | "int8" | int8, a quarter | int8 products, scaled by `calibration`; the rest float32 |
+
+    Both int8 files are for ONNX Runtime on processors, where they are the fastest. In "dynamic" all
+    images of a batch share a scale, so an image's logits depend a little on the others. An "int8"
+    file has operators of ONNX Runtime's own, which other engines do not read.
+
     Args:
         model: A `ViT` on any backend, not quantized. LoRA is merged.
         path: The file, ending in `.onnx`.
         dtype: "float32", or "float16" for half the size; LayerNorm and softmax still compute in
             float32. A GPU multiplies in float16. On processors that do not, ONNX Runtime converts
             the weights back to float32, so speed and memory are those of a float32 file.
+        quantize: None, "dynamic" or "int8"; `dtype` is then "float32".
         labels: Names of the classes; None means the config's, if it has any.
         activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
             `classifier_activation` if that is sigmoid, otherwise softmax.
@@ -99,14 +132,21 @@ def export_onnx(
             model's size, which the file normalizes.
         opset: The version of ONNX' operators: 20, the first with GELU, or a newer one that the
             installed ONNX Runtime knows.
+        calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
+            `images="float32"` floats as the model takes them. A hundred are enough.
+        float_layers: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
+        accuracy_data: Images and their classes, `(images, labels)` or batches of them, on which the
+            accuracy of the file is compared with the model's.
+        max_drop: The most percentage points of accuracy that the file may lose on them.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
-            float32 and 0.005 in float16.
-        verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
-            floats as the model takes them. Generated images by default.
+            float32, 0.005 in float16, 0.1 in dynamic and 0.3 in int8. In int8 this only catches
+            broken files: use `accuracy_data` to see the cost.
+        verify: Images to compare on, as for `calibration`. None means generated images, or in int8
+            those of `calibration`, because its ranges fit no others.
         overwrite: Whether to replace an existing file.
 
     Returns:
-        An `ONNXExport`: path, size, latency and the verification.
+        An `ONNXExport`: path, size, latency, the verification and the accuracy.
 
     Example:
 
@@ -118,11 +158,22 @@ def export_onnx(
     config = model.config
     target = check_file(path, FILE, overwrite)
     check_choice("dtype", dtype, DTYPES)
+    check_choice("quantize", quantize, (None, *MODES))
+    if quantize and dtype != "float32":
+        raise ValueError(
+            "dtype must be 'float32' with quantize, which is about the products. "
+            f"Received: dtype={dtype!r}, quantize={quantize!r}"
+        )
     check_choice("activation", activation, (None, *PROBABILITIES))
     check_choice("images", images, IMAGES)
     check_bound(bound)
     names = class_names(config, labels)
+    check_accuracy_data(config, accuracy_data, max_drop)
     pictures = None if verify is None else checked_pictures(verify, config, images)
+    check_quantizing(quantize, calibration, float_layers)
+    if calibration is not None:
+        calibration = calibration_images(calibration, config, images)
+        pictures = calibration[:CALIBRATED] if pictures is None else pictures
     onnx = import_onnx()
     import_onnxruntime()  # before any work is done
     newest = onnx.defs.onnx_opset_version()
@@ -130,7 +181,7 @@ def export_onnx(
         raise ValueError(
             f"opset must be an int from {OPSET} to {newest}. Received: opset={opset!r}"
         )
-    _check_size(model, dtype)
+    _check_size(model, dtype, quantize)
 
     record = {
         "format": FORMAT,
@@ -138,16 +189,26 @@ def export_onnx(
         "labels": names,
         "activation": activation or probability_function(config),
         "dtype": dtype,
+        "quantize": quantize,
         "images": images,
         "versions": package_versions("onnx", "onnxruntime"),
     }
+    folded, ops = fold(model), None
+    if quantize:
+        how, ranges = modes_of(quantize, product_names(folded), float_layers or ()), {}
+        if calibration is not None:
+            folded, seen = smoothed(folded, measure_channels(folded, calibration, images))
+            ranges = whole_ranges(seen)
+        ops = QuantizedOperators(how, ranges)
     made = to_onnx(
-        fold(model),
+        folded,
         dtype=dtype,
         images=images,
         activation=record["activation"],
         opset=opset,
+        ops=ops,
     )
+    del folded, ops
     _describe(made, record)
     reference = KerasRuntime(float32_model(model))
     with new_file(target, overwrite) as beside:
@@ -163,33 +224,40 @@ def export_onnx(
                 f"opset must be one that ONNX Runtime reads. Received: opset={opset}; {error}"
             ) from error
         if bound is None:
-            bound = BOUNDS[dtype]
+            bound = BOUNDS[quantize or dtype]
         verification = verify_export(reference, exported, bound, pictures)
+        accuracy = None
+        if accuracy_data is not None:
+            accuracy = check_drop(reference, exported, accuracy_data, max_drop)
         latency, plain_latency = latencies_of_both(exported, reference.model)
         size = beside.stat().st_size
     return ONNXExport(
         path=target,
         dtype=dtype,
+        quantize=quantize,
         opset=opset,
         size=size,
         latency=latency,
         plain_latency=plain_latency,
         verification=verification,
+        accuracy=accuracy,
     )
 
 
 # -- the arguments
 
 
-def _check_size(model: ViT, dtype: str) -> None:
+def _check_size(model: ViT, dtype: str, quantize: str | None) -> None:
     """Checked before the weights are copied, which takes as much memory again."""
-    size = model.count_params() * np.dtype(dtype).itemsize
+    count = model.count_params()
+    size = count * (1 if quantize == "dynamic" else np.dtype(dtype).itemsize)
     if size > MAX_BYTES:
-        half = model.count_params() * np.dtype("float16").itemsize
+        half = count * np.dtype("float16").itemsize
         fits = "dtype='float16' does" if half <= MAX_BYTES else "no dtype does"
+        calibrated = ", while it is calibrated" if quantize == "int8" else ""
         raise ValueError(
-            f"model must fit in an ONNX file of 2 GB, and {fits}. Received: dtype={dtype!r} with "
-            f"{size / 1e9:.1f} GB of weights"
+            f"model must fit in an ONNX file of 2 GB{calibrated}, and {fits}. "
+            f"Received: dtype={dtype!r}, quantize={quantize!r} with {size / 1e9:.1f} GB of weights"
         )
 
 
@@ -223,7 +291,7 @@ def _describe(made: Any, record: dict[str, Any]) -> None:
         "images": f"{axes}: {taken}",
         "resize": f"{config.resize_method}, to {height}x{width}"
         + ("" if config.crop_fraction is None else f", center crop {config.crop_fraction}"),
-        "weights": record["dtype"],
+        "weights": record["quantize"] or record["dtype"],
     }
     if record["labels"] is not None:
         fields["labels"] = "\n".join(record["labels"])

@@ -37,6 +37,7 @@ def to_onnx(
     images: str = "float32",
     activation: str = "softmax",
     opset: int = OPSET,
+    ops: "OnnxOperators | None" = None,
 ) -> Any:
     """Makes the ONNX model of a folded one.
 
@@ -51,12 +52,13 @@ def to_onnx(
         images: "float32" for what the model takes, "uint8" for pixels, which the graph normalizes.
         activation: "softmax" or "sigmoid": from logits to probabilities.
         opset: The version of ONNX' operators, at least 20.
+        ops: The operators, without nodes yet; None means those of `dtype`.
 
     Returns:
         An `onnx.ModelProto`, without metadata.
     """
     onnx, config = import_onnx(), folded.config
-    ops = OnnxOperators(dtype)
+    ops = ops or OnnxOperators(dtype)
     program = Program(folded, ops)
     x = Tensor("images", (-1, *config.input_shape))
     if images == "uint8":
@@ -78,6 +80,7 @@ def to_onnx(
     float_type, pixel_type = onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8
     taken = pixel_type if images == "uint8" else float_type
     tokens = (config.num_tokens,) if config.pooling is None else ()
+    others = sorted({node.domain for node in ops.nodes} - {""})
     versions = [onnx.helper.make_opsetid("", opset)]
     graph = onnx.helper.make_graph(
         ops.nodes,
@@ -88,6 +91,7 @@ def to_onnx(
     )
     # The lowest version that fits, so that runtimes of that time read the file too.
     ir_version = onnx.helper.find_min_ir_version_for(versions)
+    versions += [onnx.helper.make_opsetid(domain, 1) for domain in others]
     return onnx.helper.make_model(graph, opset_imports=versions, ir_version=ir_version)
 
 

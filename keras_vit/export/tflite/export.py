@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit.config import ViTConfig
-from keras_vit.export.accuracy import Drop, check_drop
+from keras_vit.export.accuracy import Drop, check_drop, check_max_drop
 from keras_vit.export.arguments import (
     IMAGES,
     PROBABILITIES,
@@ -18,11 +18,12 @@ from keras_vit.export.arguments import (
 )
 from keras_vit.export.fold import check_model, fold
 from keras_vit.export.one_file import check_file, new_file
+from keras_vit.export.quantization import CALIBRATED, calibration_images, check_quantizing
 from keras_vit.export.record import package_versions
 from keras_vit.export.requirement import check_tensorflow
 from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import OUTPUTS, to_float32_tflite
-from keras_vit.export.tflite.quantize import calibration_images, quantize_file
+from keras_vit.export.tflite.quantize import quantize_file
 from keras_vit.export.verify import (
     Verification,
     checked_pictures,
@@ -39,7 +40,6 @@ BOUNDS = {None: 1e-5, "float16": 5e-3, "dynamic": 0.1, "int8": 0.3}
 """The largest difference from the model by `quantize`, as a share of the logits' range."""
 
 FILE = ".tflite"
-CALIBRATED = 64  # images of `calibration` on which an int8 file is compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def export_tflite(
     if description is not None and (not isinstance(description, str) or not description.strip()):
         raise ValueError(f"description must be a text. Received: description={description!r}")
     pictures = None if verify is None else checked_pictures(verify, config, images)
-    _check_quantizing(quantize, calibration, float_layers)
+    check_quantizing(quantize, calibration, float_layers)
     if calibration is not None:
         calibration = calibration_images(calibration, config, images)
         pictures = calibration[:CALIBRATED] if pictures is None else pictures
@@ -211,22 +211,7 @@ def _check_head(config: ViTConfig, output: str, accuracy_data: Any, max_drop: An
             "accuracy_data must be None where the file gives no classes of an image. "
             f"Received: output={output!r}, pooling={config.pooling!r}"
         )
-    if not isinstance(max_drop, int | float) or not max_drop >= 0:
-        raise ValueError(f"max_drop must be a number of at least 0. Received: max_drop={max_drop}")
-
-
-def _check_quantizing(quantize: str | None, calibration: Any, float_layers: Any) -> None:
-    if (calibration is None) == (quantize == "int8"):
-        rule = "be typical images" if quantize == "int8" else "be None"
-        raise ValueError(
-            f"calibration must {rule} for quantize={quantize!r}. "
-            f"Received: calibration={'None' if calibration is None else '...'}"
-        )
-    if isinstance(float_layers, str) or (float_layers and not quantize):
-        raise ValueError(
-            "float_layers must be names of layers, and None without quantize. "
-            f"Received: float_layers={float_layers!r}, quantize={quantize!r}"
-        )
+    check_max_drop(max_drop)
 
 
 # -- the file

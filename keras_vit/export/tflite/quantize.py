@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.config import ViTConfig
-from keras_vit.export.verify import checked_pictures
-from keras_vit.preprocessing import normalize
+from keras_vit.export.quantization import Ranges, check_ranges, modes_of
 from keras_vit.runtime.tflite import IDENTIFIER
 
 MODES = ("float16", "dynamic", "int8")
@@ -28,11 +26,6 @@ BETWEEN = (
     "SPLIT STRIDED_SLICE SUB TANH TRANSPOSE"
 ).split()
 """Operators between the products, which `quantize_file` leaves alone although int8 has them."""
-ENDS = ("stem/root_conv", "patches", "head")
-"""Layers whose activations are not calibrated: the first read pixels, the last writes logits."""
-
-Ranges = Mapping[str, tuple[float, float]]
-"""The smallest and the largest value of each activation, by the name of its tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,35 +85,14 @@ def quantize_file(
             f"Received: mode={mode!r}, calibration={_described(calibration)}"
         )
     layers = layer_names(content)
-    kept = _kept(float_layers, layers)
+    how = modes_of(mode, layers, float_layers)
     ranges = measure_ranges(content, calibration) if mode == "int8" else {}
-    how = {name: mode_of(name, mode) for name in layers if name not in kept}
     return quantize_layers(content, how, ranges)
 
 
 def layer_names(content: bytes) -> tuple[str, ...]:
     """The layers that can be quantized, in the order in which they run."""
     return tuple(dict.fromkeys(o.layer for o in read_operators(content) if o.layer is not None))
-
-
-def mode_of(layer: str, mode: str) -> str:
-    """How `quantize_file` treats a layer in a mode."""
-    at_end = any(f"{layer}/".startswith(f"{end}/") for end in ENDS)
-    return "dynamic" if mode == "int8" and at_end else mode
-
-
-def calibration_images(images: Any, config: ViTConfig, takes: str) -> np.ndarray:
-    """Images to calibrate with, as the file takes them, checked before any work is done.
-
-    Args:
-        images: Floats as the model takes them, or uint8 pixels of its size.
-        config: The model's.
-        takes: "float32" or "uint8", what the file's `images` are.
-    """
-    array = checked_pictures(images, config, takes, "calibration")
-    if takes == "uint8":
-        return array
-    return normalize(array, config) if array.dtype == np.uint8 else array.astype("float32")
 
 
 def read_operators(content: bytes) -> tuple[Operator, ...]:
@@ -168,7 +140,7 @@ def read_operators(content: bytes) -> tuple[Operator, ...]:
 
 
 def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
-    """The range of every activation that an operator reads or writes, over all images.
+    """The range of every activation that an operator reads or writes, by the name of its tensor.
 
     Args:
         content: A float32 file.
@@ -196,13 +168,7 @@ def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
             values = interpreter.get_tensor(index)
             low[name] = min(low[name], float(values.min()))
             high[name] = max(high[name], float(values.max()))
-    for name in low:
-        if not np.isfinite([low[name], high[name]]).all():
-            raise ValueError(
-                "model must give finite activations for the images of calibration. "
-                f"Received: NaN or infinite ones in {name!r}"
-            )
-    return {name: (low[name], high[name]) for name in low}
+    return check_ranges({name: (low[name], high[name]) for name in low})
 
 
 def quantize_layers(
@@ -282,23 +248,6 @@ def _quiet() -> Iterator[None]:
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Enabling `experimental_preserve_all_tensors`")
         yield
-
-
-def _kept(float_layers: Collection[str], layers: tuple[str, ...]) -> set[str]:
-    if isinstance(float_layers, str):  # a collection of letters
-        raise ValueError(
-            f"float_layers must be a list of names. Received: float_layers={float_layers!r}"
-        )
-    kept = set()
-    for name in float_layers:
-        inside = {layer for layer in layers if f"{layer}/".startswith(f"{name}/")}
-        if not inside:
-            raise ValueError(
-                f"float_layers must name layers of the file, which are {', '.join(layers)}. "
-                f"Received: {name!r}"
-            )
-        kept |= inside
-    return kept
 
 
 def _as_taken(images: Any, entry: Mapping[str, Any]) -> np.ndarray:

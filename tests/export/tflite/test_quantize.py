@@ -6,6 +6,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from conformance import TINY, images, run, tiny_model
 
+from keras_vit.export import quantization
 from keras_vit.export.fold import fold
 from keras_vit.export.tflite import quantize
 from keras_vit.export.tflite.operators import to_float32_tflite
@@ -118,8 +119,8 @@ def test_quantized_convolutions_of_a_stem_are_near_the_model():
         assert len(found) < size * len(content)
         if mode == "int8":  # the root reads pixels
             assert "CONV_2D" in kinds_by_type(found)
-            assert quantize.mode_of("stem/root_conv", mode) == "dynamic"
-            assert quantize.mode_of("stem/stage_0_unit_0/conv_1", mode) == "int8"
+            assert quantization.mode_of("stem/root_conv", mode) == "dynamic"
+            assert quantization.mode_of("stem/stage_0_unit_0/conv_1", mode) == "int8"
 
 
 def test_kernels_are_what_the_mode_says(content):
@@ -192,7 +193,7 @@ def test_float_layers_stay_as_they_are(content):
                 assert tensor.type == schema.TensorType.INT8
     everything = ("patches", "encoder_block_0", "encoder_block_1", "head")
     assert quantize.quantize_file(content, "float16", float_layers=everything) == content
-    assert quantize._kept(["block_1"], ("block_1/mlp", "block_10/mlp")) == {"block_1/mlp"}
+    assert quantization.kept_layers(["block_1"], ("block_1/mlp", "block_10/mlp")) == {"block_1/mlp"}
 
 
 def test_bias_behind_a_dead_unit_is_kept(monkeypatch):
@@ -322,11 +323,11 @@ def test_content_that_cannot_be_quantized_is_refused(content):
 
 def test_calibration_images_are_what_the_file_takes():
     pixels = np.random.default_rng(4).integers(0, 256, (5, *TINY.input_shape), "uint8")
-    assert quantize.calibration_images(pixels, TINY, "uint8") is pixels
-    found = quantize.calibration_images(pixels, TINY, "float32")
+    assert quantization.calibration_images(pixels, TINY, "uint8") is pixels
+    found = quantization.calibration_images(pixels, TINY, "float32")
     assert found.dtype == "float32" and np.array_equal(found, normalize(pixels, TINY))
     half = CALIBRATION.astype("float16")
-    assert np.array_equal(quantize.calibration_images(half, TINY, "float32"), half)
+    assert np.array_equal(quantization.calibration_images(half, TINY, "float32"), half)
     for bad, takes, message in (
         (CALIBRATION, "uint8", "of uint8 pixels, for images='uint8'. Received: .*float32"),
         (CALIBRATION[0], "float32", r"Received: shape \(24, 16, 3\)"),
@@ -335,4 +336,4 @@ def test_calibration_images_are_what_the_file_takes():
         (CALIBRATION * np.inf, "float32", "finite numbers"),
     ):
         with pytest.raises(ValueError, match=message):
-            quantize.calibration_images(bad, TINY, takes)
+            quantization.calibration_images(bad, TINY, takes)

@@ -7,9 +7,9 @@ from ai_edge_litert.interpreter import Interpreter
 from conformance import TINY, images, run, tiny_model
 
 from keras_vit.export.fold import fold
+from keras_vit.export.sensitivity import quantization_sweep
 from keras_vit.export.tflite import quantize
 from keras_vit.export.tflite.operators import to_float32_tflite
-from keras_vit.export.tflite.sensitivity import quantization_sweep
 from keras_vit.preprocessing import normalize
 
 pytestmark = pytest.mark.backend_free

@@ -71,6 +71,10 @@ FLOAT = [f"encoder_block_{i}/attention/attention_output" for i in range(12)]
     [
         ("saved_model", {"dtype": "bfloat16"}, 0.999),
         ("onnx", {"dtype": "float16"}, 0.999),
+        ("onnx", {"quantize": "dynamic"}, 0.995),
+        ("onnx", {"quantize": "int8"}, 0.995),
+        ("openvino", {"dtype": "bfloat16"}, 0.999),
+        ("openvino", {"quantize": "int8"}, 0.99),  # 0.9934 in the one run there was
         ("tflite", {"quantize": "float16"}, 0.999),
         ("tflite", {"quantize": "dynamic"}, 0.995),
         ("tflite", {"quantize": "int8", "float_layers": FLOAT}, 0.995),
@@ -81,7 +85,9 @@ def test_exports_keep_trained_features(folder, tmp_path, export, arguments, leas
     images = np.concatenate([crops(model.config, 16, seed=1), crops(model.config, 48, seed=7)])
     if export == "tflite":
         arguments = arguments | {"output": "features"}
-    suffix = {"saved_model": "", "onnx": ".onnx", "tflite": ".tflite"}[export]
+    pytest.importorskip("openvino" if export == "openvino" else "onnx")
+    suffixes = {"saved_model": "", "onnx": ".onnx", "tflite": ".tflite", "openvino": ".xml"}
+    suffix = suffixes[export]
     if arguments.get("quantize") == "int8":
         arguments = arguments | {"calibration": crops(model.config, 64, seed=2), "bound": 1.0}
     done = getattr(keras_vit, f"export_{export}")(model, tmp_path / f"model{suffix}", **arguments)

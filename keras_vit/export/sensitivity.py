@@ -6,33 +6,21 @@ images, so it is measured: those at the top of the table are for `float_layers`.
 """
 
 import dataclasses
+import importlib
 import io
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from keras_vit.export.accuracy import batches
-from keras_vit.export.arguments import check_count
+from keras_vit.export.arguments import check_choice, check_count
 from keras_vit.export.fold import check_model, fold
-from keras_vit.export.tflite.operators import to_float32_tflite
-from keras_vit.export.tflite.quantize import (
-    BETWEEN,
-    Ranges,
-    calibration_images,
-    layer_names,
-    measure_ranges,
-    mode_of,
-    quantize_layers,
-    read_operators,
-)
+from keras_vit.export.quantization import calibration_images
 from keras_vit.model import ViT
 from keras_vit.preprocessing import model_input
 from keras_vit.runtime import KerasRuntime
-from keras_vit.runtime.base import probability_function
 
-BLOCK = re.compile(r"^encoder_block_\d+/")
+TARGETS = ("tflite", "onnx", "openvino")
 WHAT = ("file", "kind", "operator", "layer")
 
 
@@ -42,7 +30,8 @@ class Row:
 
     what: str
     """"file": all layers in a mode; "kind": one layer of every block at once; "operator": one kind
-    between the layers, which `quantize="int8"` leaves in float32; "layer": a single layer."""
+    between the layers, which `quantize="int8"` leaves in float32, in TFLite alone; "layer": a
+    single layer."""
     name: str
     """Of a layer, such as "encoder_block_3/mlp/dense_1"."""
     difference: float
@@ -99,7 +88,12 @@ class Sweep:
 
 
 def quantization_sweep(
-    model: ViT, calibration: Any, data: Any = None, *, num_threads: int | None = None
+    model: ViT,
+    calibration: Any,
+    data: Any = None,
+    *,
+    to: str = "tflite",
+    num_threads: int | None = None,
 ) -> Sweep:
     """Quantizes a model's layers to int8 one at a time, and measures what each costs.
 
@@ -113,11 +107,14 @@ def quantization_sweep(
             A hundred are enough.
         data: Labeled images to run on, `(images, labels)` or batches of them; None means the
             calibration images, and no accuracy.
-        num_threads: How many threads run a file; None means LiteRT's default, one.
+        to: The export that is tried: "tflite", "onnx" or "openvino". Layers have other names in
+            a TFLite file, where query, key and value are not one product.
+        num_threads: How many threads run a file; None means the engine's default: one in LiteRT,
+            one a core in ONNX Runtime and OpenVINO.
 
     Returns:
         A `Sweep`: print it to see the table; `worst` returns layers to pass as `float_layers` to
-        `export_tflite`.
+        `export_tflite`, `export_onnx` or `export_openvino`.
 
     Example:
 
@@ -128,6 +125,7 @@ def quantization_sweep(
     ... )
     """
     check_model(model)
+    check_choice("to", to, TARGETS)
     if num_threads is not None:
         check_count("num_threads", num_threads)
     config = model.config
@@ -135,22 +133,19 @@ def quantization_sweep(
     images, labels = calibration, None
     if data is not None:
         images, labels = _labeled(model, data)
-    content = to_float32_tflite(
-        fold(model),
-        batch_size=1,
-        output="logits" if config.num_classes else "features",
-        images="float32",
-        activation=probability_function(config),
-    )
-    wanted = _run(content, images, num_threads)
-    if not np.isfinite(wanted).all():
-        raise ValueError("model must give finite logits. Received: NaN or infinite ones")
-    ranges = measure_ranges(content, calibration)
-    rows = []
-    for what, name, quantized in _files(content, ranges):
-        found = _run(quantized, images, num_threads)
+    target = importlib.import_module(f"keras_vit.export.{to}.sweep")
+    wanted, rows = None, []
+    for what, name, answers in target.trials(fold(model), calibration, num_threads):
+        found = answers(images)
+        if wanted is None:  # the first is the float32 file
+            wanted = found
+            if not np.isfinite(wanted).all():
+                raise ValueError("model must give finite logits. Received: NaN or infinite ones")
+            continue
         rows.append(_row(what, name, wanted, found, labels, bool(config.num_classes)))
-    accuracy = None if labels is None else float((wanted.argmax(-1) == labels).mean())
+    accuracy = None
+    if wanted is not None and labels is not None:
+        accuracy = float((wanted.argmax(-1) == labels).mean())
     return Sweep(tuple(rows), len(images), accuracy)
 
 
@@ -161,40 +156,6 @@ def _labeled(model: ViT, data: Any) -> tuple[np.ndarray, np.ndarray]:
     ]
     images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
     return images, labels
-
-
-def _files(content: bytes, ranges: Ranges) -> Iterator[tuple[str, str, bytes]]:
-    """Each way to quantize a float32 file: what is quantized, its name, and the file."""
-    layers = layer_names(content)
-    present = {operator.kind for operator in read_operators(content)}
-    between = [kind for kind in BETWEEN if kind in present]
-    for mode in ("dynamic", "int8"):
-        how = {layer: mode_of(layer, mode) for layer in layers}
-        yield "file", mode, quantize_layers(content, how, ranges)
-    how = dict.fromkeys(layers, "int8")
-    yield "file", "int8 everywhere", quantize_layers(content, how, ranges, between)
-    for name in dict.fromkeys(BLOCK.sub("", layer) for layer in layers if BLOCK.match(layer)):
-        how = {layer: "int8" for layer in layers if BLOCK.sub("", layer) == name}
-        yield "kind", name, quantize_layers(content, how, ranges)
-    for kind in between:
-        yield "operator", kind, quantize_layers(content, {}, ranges, [kind])
-    for layer in layers:
-        yield "layer", layer, quantize_layers(content, {layer: mode_of(layer, "int8")}, ranges)
-
-
-def _run(content: bytes, images: np.ndarray, num_threads: int | None) -> np.ndarray:
-    """The outputs of a file, run on one image at a time."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_content=content, num_threads=num_threads)
-    interpreter.allocate_tensors()
-    (entry,), (exit_,) = interpreter.get_input_details(), interpreter.get_output_details()
-    found = []
-    for image in images:
-        interpreter.set_tensor(entry["index"], image[None])
-        interpreter.invoke()
-        found.append(interpreter.get_tensor(exit_["index"]))
-    return np.concatenate(found)
 
 
 def _row(

@@ -1,0 +1,1 @@
+"""A model as OpenVINO's two files, for Intel's runtime and its model server."""

@@ -1,0 +1,149 @@
+"""OpenVINO's two files, exported by keras_vit and run by OpenVINO on the CPU."""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit.runtime.base import (
+    RECORD,
+    Runtime,
+    check_input,
+    check_record,
+    check_threads,
+    stated,
+)
+from keras_vit.weights.files.rules import parse_object, refusal
+
+AT_ONCE = 32  # images
+OUTPUTS = {"logits", "probabilities", "features"}
+WEIGHTS = ".bin"
+HINTS = {"float32": "f32", "bfloat16": "bf16"}
+"""OpenVINO's names of the dtypes."""
+
+
+class OpenVINORuntime(Runtime):
+    """An `.xml` file that `export_openvino` wrote, with the `.bin` file beside it, on the CPU.
+
+    OpenVINO would compute in bfloat16 wherever the processor can. Here it computes in the dtype of
+    the export.
+
+    Args:
+        path: The `.xml` file.
+        num_threads: Number of threads; None means OpenVINO's default, one per core.
+
+    Attributes:
+        record: The files' metadata: `config`, `labels`, `dtype` and so on.
+
+    Example:
+
+    >>> model = OpenVINORuntime("flowers.xml", num_threads=2)
+    >>> model.probabilities(keras_vit.preprocessing.preprocess(image, model.config))
+    """
+
+    kind = "openvino"
+
+    def __init__(self, path: str | os.PathLike, num_threads: int | None = None):
+        check_threads(num_threads)
+        model = _read(path)
+        self.record = _record(model, path)
+        _check_weights(path, self.record)
+        super().__init__(path, **stated(path, self.record))
+        (taken,) = model.inputs
+        shape = taken.get_partial_shape()
+        check_input(path, self.config, [0, *(axis.get_length() for axis in list(shape)[1:])])
+        self.images = self.record["images"]
+        self._compiled = compile_model(model, self.record["dtype"], num_threads)
+        self._shapes = {}
+        for output in self._compiled.outputs:  # which has the names of several nodes
+            for name in output.get_names() & OUTPUTS:
+                self._shapes[name] = [axis.get_max_length() for axis in output.get_partial_shape()]
+
+    def run(self, images: Any) -> dict[str, np.ndarray]:
+        """All outputs by name, for images of the export's dtype."""
+        self._check_raw(images)
+        return self._outputs(images)
+
+    def _outputs(self, images: Any) -> dict[str, np.ndarray]:
+        parts = []
+        for i in range(0, len(images), AT_ONCE):
+            found = self._compiled({"images": np.ascontiguousarray(images[i : i + AT_ONCE])})
+            parts.append([found[name] for name in self._shapes])
+        if not parts:
+            parts = [[np.zeros((0, *shape[1:]), "float32") for shape in self._shapes.values()]]
+        return dict(zip(self._shapes, map(np.concatenate, zip(*parts, strict=True)), strict=True))
+
+    def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
+        return self._outputs(images)
+
+    def _engine(self) -> str:
+        from importlib.metadata import version
+
+        return f"OpenVINO {version('openvino')}"
+
+
+def import_openvino() -> Any:
+    """Imports openvino, or raises an error that says how to install it."""
+    try:
+        import openvino
+    except ImportError as error:
+        raise ImportError(
+            "openvino must be installed to run OpenVINO's files: pip install 'keras3-vit[openvino]'"
+        ) from error
+    return openvino
+
+
+def compile_model(model: Any, dtype: str, num_threads: int | None = None) -> Any:
+    """A model of OpenVINO, compiled for the CPU to compute in a dtype."""
+    settings = {"INFERENCE_PRECISION_HINT": HINTS[dtype], "PERFORMANCE_HINT": "LATENCY"}
+    if num_threads is not None:
+        settings["INFERENCE_NUM_THREADS"] = str(num_threads)
+    return import_openvino().Core().compile_model(model, "CPU", settings)
+
+
+def weights_hash(path: str | os.PathLike) -> str:
+    """SHA-256 of the `.bin` file beside an `.xml` file."""
+    with Path(path).with_suffix(WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: str | os.PathLike) -> Any:
+    openvino = import_openvino()
+    for file in (Path(path), Path(path).with_suffix(WEIGHTS)):
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"path must be an .xml file with its {WEIGHTS} file beside it. "
+                f"Received: path={os.fspath(path)!r}, without {file.name}"
+            )
+    try:
+        return openvino.Core().read_model(os.fspath(path))
+    except Exception as error:  # a RuntimeError of its own with the place in its sources
+        raise ValueError(
+            f"path must be an .xml file that OpenVINO {openvino.__version__} opens. "
+            f"Received: path={os.fspath(path)!r}: {error}"
+        ) from error
+
+
+def _record(model: Any, path: str | os.PathLike) -> dict[str, Any]:
+    """The metadata of files that keras_vit wrote."""
+    record = None
+    if model.has_rt_info([RECORD]):
+        text = model.get_rt_info([RECORD]).astype(str)
+        record = parse_object(Path(path), text.encode())
+    record = check_record(path, record, "an OpenVINO", "export_openvino")
+    if not any(record.get("dtype") == name for name in HINTS):
+        raise refusal(path, f"state dtype as one of {', '.join(HINTS)}", dtype=record.get("dtype"))
+    return record
+
+
+def _check_weights(path: str | os.PathLike, record: Mapping[str, Any]) -> None:
+    """Raises if the `.bin` file is not the one that was written with the `.xml` file."""
+    if not hmac.compare_digest(str(record.get("weights_sha256")), weights_hash(path)):
+        raise ValueError(
+            f"path must have the {WEIGHTS} file beside it that was exported with it. "
+            f"Received: path={os.fspath(path)!r} with another or a damaged one"
+        )
