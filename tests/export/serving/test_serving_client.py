@@ -1,4 +1,4 @@
-"""keras_vit's own client and its command, against the stand-in server."""
+"""keras_vit's own client and its command, against both servers."""
 
 import json
 import socket
