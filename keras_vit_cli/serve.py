@@ -71,8 +71,7 @@ def serve(
     sources = _sources(models)
     if log_level not in ("debug", "info", "warning", "error"):
         raise ValueError(
-            "log-level must be debug, info, warning or error. "
-            f"Received: log_level={log_level!r}"
+            f"log-level must be debug, info, warning or error. Received: log_level={log_level!r}"
         )
     if missing := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
         raise ModuleNotFoundError(

@@ -91,7 +91,7 @@ class Batcher:
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._changed = asyncio.Event()
         self._seconds_an_image = 0.0
-        self._closing = False
+        self._closing = self._hurrying = False
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._worker = asyncio.create_task(self._work())
 
@@ -110,7 +110,9 @@ class Batcher:
         if self._closing:
             raise RequestError("UNAVAILABLE", "The model is being unloaded", 1)
         self.check_room(count)
-        item = _Waiting(images, wanted, asyncio.get_running_loop().create_future(), time.monotonic())
+        item = _Waiting(
+            images, wanted, asyncio.get_running_loop().create_future(), time.monotonic()
+        )
         self._queue.append(item)
         self.waiting += count
         self._changed.set()
@@ -127,8 +129,7 @@ class Batcher:
         """Refuses a request that no batch can hold."""
         if count > self.limits.max_batch:
             raise invalid(
-                f"Task size {count} is larger than maximum input batch size "
-                f"{self.limits.max_batch}"
+                f"Task size {count} is larger than maximum input batch size {self.limits.max_batch}"
             )
 
     def check_room(self, count: int = 1) -> None:
@@ -149,10 +150,15 @@ class Batcher:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._engine, function, *arguments)
 
+    def hurry(self) -> None:
+        """From now on, no request waits for others."""
+        self._hurrying = True
+        self._changed.set()
+
     async def close(self) -> None:
         """Finishes what waits, then ends the thread."""
         self._closing = True
-        self._changed.set()
+        self.hurry()
         await self._worker
         self._engine.shutdown(wait=False)
 
@@ -171,7 +177,7 @@ class Batcher:
 
     async def _gather(self) -> None:
         """Waits for more requests, until the oldest has waited long enough."""
-        while self._queue and self.waiting < self.limits.max_batch and not self._closing:
+        while self._queue and self.waiting < self.limits.max_batch and not self._hurrying:
             rest = self._queue[0].arrived + self.limits.max_wait - time.monotonic()
             if rest <= 0:
                 return

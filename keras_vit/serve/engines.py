@@ -6,17 +6,20 @@ exported to ONNX if TensorFlow is not installed; Keras itself is the last choice
 """
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from keras_vit import runtime
 from keras_vit.model import ViT
+from keras_vit.preprocessing import MAX_PIXELS
 from keras_vit.runtime import Runtime
+from keras_vit.serve import pictures
 from keras_vit.serve.signatures import Signature, class_labels, signatures_of
 
 ENGINES = ("auto", "tensorflow", "onnx", "keras")
@@ -33,12 +36,15 @@ class Engine:
         runtime: Runs it.
         signatures: Its signatures by name.
         labels: The names of all classes.
+        decode: From image files to uint8 pixels `(B, H, W, C)`. A SavedModel decodes them by its
+            own graph, so that its answers are those of TensorFlow Serving.
         model: The `ViT`, if Keras has it in memory, for explanations.
     """
 
     runtime: Runtime
     signatures: Mapping[str, Signature]
     labels: np.ndarray
+    decode: Callable[[Sequence[bytes]], np.ndarray]
     model: ViT | None
 
     def run(self, images: np.ndarray, wanted: str) -> dict[str, np.ndarray]:
@@ -63,11 +69,11 @@ def open_engine(path: str | os.PathLike, engine: str = "auto", *, explain: bool 
         known = ", ".join(map(repr, ENGINES))
         raise ValueError(f"engine must be one of {known}. Received: engine={engine!r}")
     opened = _opened(path)
-    model = opened.model if isinstance(opened, runtime.KerasRuntime) else None
-    only = OF_KIND.get(opened.kind)
-    if only is None:
+    model = None
+    if isinstance(opened, runtime.KerasRuntime):
+        model = opened.model
         opened = _fastest(opened) if engine == "auto" else _on(opened, engine)
-    elif engine not in ("auto", only):
+    elif engine not in ("auto", OF_KIND.get(opened.kind)):
         raise ValueError(
             f"engine must be 'auto' for an export, which has one engine. "
             f"Received: engine={engine!r} for {os.fspath(path)!r}"
@@ -80,8 +86,22 @@ def open_engine(path: str | os.PathLike, engine: str = "auto", *, explain: bool 
     else:
         kinds = (FEATURES,)
     computed = {kind: _run(opened, images, kind) for kind in kinds}
-    kept = model if explain else None
-    return Engine(opened, signatures_of(opened, computed), class_labels(opened), kept)
+    return Engine(
+        opened,
+        signatures_of(opened, computed),
+        class_labels(opened),
+        _decoder(opened),
+        model if explain else None,
+    )
+
+
+def _decoder(opened: Runtime) -> Callable[[Sequence[bytes]], np.ndarray]:
+    if not isinstance(opened, runtime.SavedModelRuntime):
+        return functools.partial(pictures.decode, config=opened.config)
+    from keras_vit.export.saved_model.image_bytes import decoder
+
+    most = opened.manifest.get("pixels", {}).get("max_pixels", MAX_PIXELS)
+    return decoder(opened.config, most)
 
 
 def _opened(path: str | os.PathLike) -> Runtime:

@@ -36,4 +36,6 @@ def set_up(level: str = "info", stream: TextIO | None = None) -> None:
         logger.propagate = False
         logger.setLevel(level.upper())
     # Each request has a line of ours; of uvicorn's, only what it warns of.
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger("keras_vit").level))
+    logging.getLogger("uvicorn").setLevel(
+        max(logging.WARNING, logging.getLogger("keras_vit").level)
+    )

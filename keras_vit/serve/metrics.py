@@ -32,7 +32,10 @@ class Metrics:
             "keras_vit_batch_images", "Images in a batch.", buckets=SIZES, **of_model
         )
         self.batch_seconds = Histogram(
-            "keras_vit_batch_seconds", "Seconds of a batch in the engine.", buckets=SECONDS, **of_model
+            "keras_vit_batch_seconds",
+            "Seconds of a batch in the engine.",
+            buckets=SECONDS,
+            **of_model,
         )
         self.queue_images = Gauge("keras_vit_queue_images", "Images that wait.", **of_model)
         self.version = Gauge(

@@ -128,9 +128,16 @@ class Models:
                 except OSError as error:  # the folder is gone, or cannot be read now
                     log.warning("looking for versions failed", extra=_of(model, error=str(error)))
 
+    def drain(self) -> None:
+        """Is no longer ready, and computes what waits without waiting for more."""
+        self.ready = False
+        for model in self._models.values():
+            for version in model.versions.values():
+                version.batcher.hurry()
+
     async def close(self) -> None:
         """Finishes what waits, and unloads everything."""
-        self.ready = False
+        self.drain()
         for model in self._models.values():
             for version in list(model.versions.values()):
                 await version.close()
@@ -162,9 +169,7 @@ class Models:
                 states[loaded] = _state(loaded, "AVAILABLE", "OK", "")
         if number is not None:
             if number not in states:
-                raise RequestError(
-                    "NOT_FOUND", f"Could not find version {number} of model {name}"
-                )
+                raise RequestError("NOT_FOUND", f"Could not find version {number} of model {name}")
             return [states[number]]
         if not states:
             raise RequestError("NOT_FOUND", f"Could not find any versions of model {name}")

@@ -1,4 +1,4 @@
-"""Encoded pictures of requests: decoded within bounds, on a few threads."""
+"""Encoded pictures of requests, decoded within bounds."""
 
 import io
 import warnings
@@ -10,7 +10,6 @@ from PIL import Image
 from keras_vit.config import ViTConfig
 from keras_vit.images import IMAGE_FORMATS, ImageFileError, read_pixels
 from keras_vit.preprocessing import MAX_PIXELS, most_pixels
-from keras_vit.serve.errors import invalid
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 DAMAGED = "its data is cut off or damaged"
@@ -27,7 +26,7 @@ def decode(files: Sequence[bytes], config: ViTConfig, max_pixels: int = MAX_PIXE
         max_pixels: Most pixels of an image, before and after resizing.
 
     Raises:
-        RequestError: A file cannot be used. The message says which ones and why, as a SavedModel
+        ValueError: A file cannot be used. The message says which ones and why, as a SavedModel
             does.
     """
     decoded, wrong = [], []
@@ -38,7 +37,7 @@ def decode(files: Sequence[bytes], config: ViTConfig, max_pixels: int = MAX_PIXE
             wrong.append(f"image {number}: {error.reason}")
     if wrong:
         more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        raise invalid("; ".join(wrong[:NAMED]) + more)
+        raise ValueError("; ".join(wrong[:NAMED]) + more)
     return np.stack(decoded) if decoded else np.zeros((0, *config.input_shape), "uint8")
 
 

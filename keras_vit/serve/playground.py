@@ -158,7 +158,11 @@ def _maps(
     """The maps that the page can lay over the picture, each with a name and what it shows."""
     last = attention.class_token_maps(model, images)[-1, 0].mean(0)
     found = [
-        ("Attention rollout", "Attention through all layers.", attention.rollout_map(model, images)[0]),
+        (
+            "Attention rollout",
+            "Attention through all layers.",
+            attention.rollout_map(model, images)[0],
+        ),
         ("Attention, last layer", "The mean of the heads of the last layer.", last),
     ]
     if classes is not None:

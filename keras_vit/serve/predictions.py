@@ -2,7 +2,7 @@
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -134,7 +134,10 @@ def _images(version: Version, signature: Signature, values: np.ndarray) -> np.nd
         raise invalid(f"{name} must have shape ({wanted}). Received: shape ({received})")
     config = version.engine.runtime.config
     if signature.input.dtype == "string":
-        return pictures.decode(values.tolist(), config)
+        try:
+            return version.engine.decode(values.tolist())
+        except ValueError as error:
+            raise invalid(str(error)) from None
     if signature.input.dtype == "float32":
         finite = np.isfinite(values).all(axis=(1, 2, 3))
         if not finite.all():

@@ -127,7 +127,7 @@ class Server:
                 settings.limits.timeout + settings.read_timeout + 1
             ),
         )
-        self._uvicorn = _Uvicorn(config, self._listening)
+        self._uvicorn = _Uvicorn(config, self._listening, models.drain)
         watching = None
         try:
             with self._uvicorn.signals():
@@ -138,7 +138,6 @@ class Server:
                     watching = asyncio.create_task(models.watch(settings.poll))
                 await self._uvicorn.serve(sockets=[self._socket])
         finally:
-            models.ready = False
             if watching is not None:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
@@ -154,13 +153,17 @@ class Server:
 class _Uvicorn(Uvicorn):
     """uvicorn's server, which ends without raising the signal again: its exit code is 0."""
 
-    def __init__(self, config: Config, listening: Callable[[], None]):
+    def __init__(self, config: Config, listening: Callable[[], None], stopping: Callable[[], None]):
         super().__init__(config)
-        self._listening = listening
+        self._listening, self._stopping = listening, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -239,9 +239,7 @@ def _decoded(value: Any) -> bytes:
         return value.encode("utf-8", "surrogatepass")
     if not isinstance(value, dict):
         kind = {bool: str(value), type(None): "Null"}.get(type(value), "Number")
-        raise invalid(
-            f"JSON Value: {_show(value)} Type: {kind} is not of expected type: string"
-        )
+        raise invalid(f"JSON Value: {_show(value)} Type: {kind} is not of expected type: string")
     if not _is_b64(value):
         raise invalid(f"JSON Value: {_show(value)} not formatted correctly for base64 data")
     try:

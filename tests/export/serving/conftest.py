@@ -1,4 +1,4 @@
-"""One export and two servers for all the tests here: gRPC over the C API, REST by `keras-vit serve`."""
+"""One export and two servers for the tests here: gRPC on the C API, REST by `keras-vit serve`."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A plain client over real sockets: REST of `keras-vit serve`, and gRPC of the C API (grpc_server)."""
+"""A plain client over real sockets: REST of `keras-vit serve`, gRPC of grpc_server."""
 
 import ast
 import base64
