@@ -145,4 +145,9 @@ def _run(opened: Runtime, images: np.ndarray, wanted: str) -> dict[str, np.ndarr
         # LiteRT is no faster on several images, and packs the weights again for each new count.
         parts = [_run(opened, images[i : i + 1], wanted) for i in range(len(images))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return opened.scores(images) if wanted == SCORES else {"features": opened.features(images)}
+    count = len(images)
+    if opened.kind == "keras":  # JAX compiles, and TensorFlow traces, each new count of images
+        rest = (1 << (count - 1).bit_length()) - count
+        images = np.concatenate([images, np.zeros((rest, *images.shape[1:]), images.dtype)])
+    found = opened.scores(images) if wanted == SCORES else {"features": opened.features(images)}
+    return {name: array[:count] for name, array in found.items()}
