@@ -233,7 +233,7 @@ async def load(url, body, clients, seconds):
         reader, writer = await asyncio.open_connection(host, int(port))
         while (begin := time.perf_counter()) < end:
             writer.write(message)
-            status = await answer(reader)
+            status, _ = await answer(reader)
             if status == 200:
                 latencies.append(time.perf_counter() - begin)
             else:
@@ -248,11 +248,11 @@ async def load(url, body, clients, seconds):
 
 
 async def answer(reader):
-    """Reads one answer to its end; returns its status."""
+    """Reads one answer to its end; returns its status and its body."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
-    await reader.readexactly(length)
-    return int(head.split()[1])
+    body = await reader.readexactly(length)
+    return int(head.split()[1]), body
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +21,10 @@ from keras_vit.model import ViT
 from keras_vit.preprocessing import MAX_PIXELS
 from keras_vit.runtime import Runtime
 from keras_vit.serve import pictures
+from keras_vit.serve.errors import invalid
 from keras_vit.serve.signatures import Signature, class_labels, signatures_of
 
 ENGINES = ("auto", "tensorflow", "onnx", "keras")
-OF_KIND = {"saved_model": "tensorflow", "tflite": "tflite", "onnx": "onnx"}
-"""The only engine of each kind of export."""
 SCORES, FEATURES = "scores", "features"
 
 
@@ -62,7 +62,7 @@ def open_engine(path: str | os.PathLike, engine: str = "auto", *, explain: bool 
 
     Args:
         path: Anything that `keras_vit.runtime.open` opens.
-        engine: One of `ENGINES`.
+        engine: One of `ENGINES`, for a model that Keras runs; an export has one engine.
         explain: Whether to keep a Keras model in memory for explanations.
     """
     if engine not in ENGINES:
@@ -73,11 +73,6 @@ def open_engine(path: str | os.PathLike, engine: str = "auto", *, explain: bool 
     if isinstance(opened, runtime.KerasRuntime):
         model = opened.model
         opened = _fastest(opened) if engine == "auto" else _on(opened, engine)
-    elif engine not in ("auto", OF_KIND.get(opened.kind)):
-        raise ValueError(
-            f"engine must be 'auto' for an export, which has one engine. "
-            f"Received: engine={engine!r} for {os.fspath(path)!r}"
-        )
     images = np.zeros((1, *opened.config.input_shape), opened.images)
     if "features" not in opened.outputs:
         kinds = (SCORES,)
@@ -149,5 +144,10 @@ def _run(opened: Runtime, images: np.ndarray, wanted: str) -> dict[str, np.ndarr
     if opened.kind == "keras":  # JAX compiles, and TensorFlow traces, each new count of images
         rest = (1 << (count - 1).bit_length()) - count
         images = np.concatenate([images, np.zeros((rest, *images.shape[1:]), images.dtype)])
-    found = opened.scores(images) if wanted == SCORES else {"features": opened.features(images)}
+    try:
+        found = opened.scores(images) if wanted == SCORES else {"features": opened.features(images)}
+    except Exception as error:  # TensorFlow's own classes, which a SavedModel's checks raise
+        if reason := re.search(r"assertion failed: \[(.*?)\]", str(error)):
+            raise invalid(reason[1]) from error
+        raise
     return {name: array[:count] for name, array in found.items()}

@@ -125,8 +125,9 @@ class Models:
             for model in self._models.values():
                 try:
                     await self._refresh(model)
-                except OSError as error:  # the folder is gone, or cannot be read now
-                    log.warning("looking for versions failed", extra=_of(model, error=str(error)))
+                except Exception as error:  # the folder cannot be read now; the next look may
+                    extra = _of(model, error=_line(error))
+                    log.warning("looking for versions failed", extra=extra)
 
     def drain(self) -> None:
         """Is no longer ready, and computes what waits without waiting for more."""

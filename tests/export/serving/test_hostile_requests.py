@@ -96,6 +96,9 @@ def test_nan_never_becomes_a_class(server):
     assert found[0] == "INVALID_ARGUMENT" and NOT_FINITE in found[1]
     code, answer = plain.rest(server.rest, f"{NAME}:predict", {"instances": images.tolist()})
     assert code == 400 and NOT_FINITE.strip("[]") in answer["error"]
+    images[0] = np.linspace(-3e38, 3e38, images[0].size).reshape(images[0].shape)  # overflows
+    code, answer = plain.rest(server.rest, f"{NAME}:predict", {"instances": images.tolist()})
+    assert code == 400 and NOT_FINITE.strip("[]") in answer["error"]
 
 
 @pytest.mark.parametrize(
