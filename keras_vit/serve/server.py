@@ -17,7 +17,7 @@ from uvicorn import Server as Uvicorn
 from keras_vit.serve.app import App
 from keras_vit.serve.batching import Limits
 from keras_vit.serve.bodies import Bodies
-from keras_vit.serve.connections import Connection
+from keras_vit.serve.connections import bounded
 from keras_vit.serve.models import Models
 
 log = logging.getLogger("keras_vit.serve")
@@ -48,7 +48,7 @@ class Settings:
     max_body: int = 32 << 20
     max_bodies: int = 256 << 20
     read_timeout: float = 30.0
-    max_connections: int = 1024
+    max_connections: int = 512
     keep: int = 1
     poll: float = 2.0
     playground: bool = True
@@ -115,13 +115,12 @@ class Server:
         app = App(models, bodies, playground=settings.playground)
         config = Config(
             app,
-            http=Connection,
+            http=bounded(settings.max_connections, settings.read_timeout),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=settings.max_connections,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=math.ceil(
                 settings.limits.timeout + settings.read_timeout + 1

@@ -186,7 +186,22 @@ def test_slow_and_cut_requests_end(server):
     for part in (head, head + b"Content-Length: 100\r\n\r\n{", b"\0\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port), 60) as cut:
             cut.sendall(part)
+    with socket.create_connection(("127.0.0.1", server.port), 60) as silent:
+        silent.sendall(head[:20])
+        assert silent.recv(10) == b""  # closed after 0.5 s
     assert ask(server, "/healthz")[0] == 200
+
+
+def test_connections_are_bounded(path):
+    with running_server.running({"tiny": path}, engine="keras", max_connections=1) as server:
+        first = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        first.request("GET", "/healthz")
+        assert first.getresponse().read() == b"ok\n"
+        status, headers, _ = ask(server, "/healthz")
+        assert (status, headers["retry-after"]) == (503, "1")
+        first.request("GET", "/healthz")  # who is connected is not disturbed
+        assert first.getresponse().status == 200
+        first.close()
 
 
 # -- the playground

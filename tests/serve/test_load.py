@@ -153,6 +153,7 @@ class Clients:
                 writer.write(data[: lengths[self.cut % 3]])
                 await writer.drain()
                 self.cut += 1
+            await asyncio.sleep(0.02)
 
 
 def test_nothing_is_lost_or_mixed_up_and_memory_is_flat(server, cases):
