@@ -38,7 +38,7 @@ def main():
         return _engine(options.path)
     record = {"machine": machine.describe(), "variant": options.variant, "kind": options.kind}
     with tempfile.TemporaryDirectory() as folder:
-        path = export(options.variant, options.kind, pathlib.Path(folder))
+        path = options.path or export(options.variant, options.kind, pathlib.Path(folder))
         size = variant_config(options.variant).image_size
         record |= measure(path, size, options.clients, options.rounds, options.seconds)
     machine.write(options.json, record)
@@ -56,7 +56,7 @@ def _options():
     parser.add_argument("--seconds", type=float, default=10, help="of a round")
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--path", help=argparse.SUPPRESS)
+    parser.add_argument("--path", help="a file of that variant and kind, not to export one")
     return parser.parse_args()
 
 
@@ -146,7 +146,7 @@ class serving:
     def __init__(self, path, *options):
         self._command = [
             *(sys.executable, "-m", "keras_vit_cli", "serve", f"model={path}", "--port", "0"),
-            *("--no-playground", "--log-level", "warning", *options),
+            *("--no-playground", "--log-level", "warning", "--timeout", "300", *options),
         ]
 
     def __enter__(self):

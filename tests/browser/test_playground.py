@@ -115,8 +115,10 @@ def test_picture_shows_classes_and_maps(open_page, photo):
     assert len(labels) == 4 and all(label.rstrip().endswith("%") for label in labels)
     assert any(label.startswith(ATTACK) for label in labels)  # as text
     assert page.value("document.querySelectorAll('img').length") == 0
-    scores = page.value("[...document.querySelectorAll('#classes meter')].map(e => e.value)")
-    assert scores == sorted(scores, reverse=True) and abs(sum(scores) - 1) < 1e-3
+    scores = page.value(
+        "[...document.querySelectorAll('#classes i')].map(e => parseFloat(e.style.width))"
+    )
+    assert scores == sorted(scores, reverse=True) and abs(sum(scores) - 100) < 0.1
     assert shown(page).startswith("The picture with the map Grad-CAM")
     assert "cropped" in page.text("#caption")
     shoot(page, "desktop")

@@ -77,6 +77,7 @@ async function look() {
     if (asking !== mine) return;
     [shown, image] = [found, drawn];
     show();
+    find("result").scrollIntoView({ block: "nearest" });
     say("");
   } catch (error) {
     if (asking !== mine) return;
@@ -104,7 +105,7 @@ function show() {
       element(
         "li",
         {},
-        element("meter", { min: 0, max: 1, value: found.score, ariaHidden: "true" }),
+        bar(found.score),
         element("span", { textContent: found.label }),
         element("span", { textContent: percent(found.score) })
       )
@@ -125,6 +126,12 @@ function show() {
     )
   );
   draw();
+}
+
+function bar(share) {
+  const made = element("i");
+  made.style.width = `${100 * share}%`;
+  return made;
 }
 
 /** The map that is shown first: Grad-CAM of the best class, if there is one. */
