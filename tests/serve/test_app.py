@@ -95,6 +95,7 @@ def test_predict_gives_what_the_model_gives(server, opened):
     np.testing.assert_allclose(answer["outputs"], opened.features(images), rtol=0, atol=1e-4)
 
 
+@pytest.mark.backend_free
 def test_status_and_metadata(server, opened):
     status, _, answer = ask(server, "/v1/models/tiny")
     assert (status, answer["model_version_status"][0]["state"]) == (200, "AVAILABLE")
@@ -106,6 +107,7 @@ def test_status_and_metadata(server, opened):
     assert [int(dim["size"]) for dim in dims] == [-1, *opened.config.input_shape]
 
 
+@pytest.mark.backend_free
 def test_operators_see_health_and_metrics(server):
     assert ask(server, "/healthz")[::2] == (200, b"ok\n")
     assert ask(server, "/readyz")[::2] == (200, b"ready\n")
@@ -121,6 +123,7 @@ def test_operators_see_health_and_metrics(server):
         assert re.search(line, text), line
 
 
+@pytest.mark.backend_free
 @pytest.mark.parametrize(
     ("place", "body", "status", "message"),
     [
@@ -144,6 +147,7 @@ def test_wrong_requests_have_serving_s_words(server, place, body, status, messag
     assert headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.backend_free
 def test_wrong_pictures_are_named_and_fail_alone(server):
     good, cut = photo("JPEG"), photo("JPEG", (200, 200))[:900]
     huge = bytearray(photo())
@@ -161,6 +165,7 @@ def test_wrong_pictures_are_named_and_fail_alone(server):
     assert ask(server, "/v1/models/tiny:predict", {**body, "instances": [b64(good)]})[0] == 200
 
 
+@pytest.mark.backend_free
 def test_images_that_are_no_numbers_or_not_normalized(server, opened):
     images = np.full((2, *opened.config.input_shape), 255.0)
     status, _, answer = ask(server, "/v1/models/tiny:predict", {"instances": images.tolist()})
@@ -171,6 +176,7 @@ def test_images_that_are_no_numbers_or_not_normalized(server, opened):
     assert status == 400 and answer["error"].endswith("NaN or infinite ones in image 1")
 
 
+@pytest.mark.backend_free
 def test_slow_and_cut_requests_end(server):
     head = b"POST /v1/models/tiny:predict HTTP/1.1\r\nHost: a\r\n"
     with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
@@ -192,6 +198,7 @@ def test_slow_and_cut_requests_end(server):
     assert ask(server, "/healthz")[0] == 200
 
 
+@pytest.mark.backend_free
 def test_connections_are_bounded(path):
     with running_server.running({"tiny": path}, engine="keras", max_connections=1) as server:
         first = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -207,6 +214,7 @@ def test_connections_are_bounded(path):
 # -- the playground
 
 
+@pytest.mark.backend_free
 def test_page_loads_nothing_and_repeats_nothing(server):
     status, headers, page = ask(server, "/?model=<script>alert(1)</script>")
     assert status == 200 and b"alert(1)" not in page and b"{{" not in page
@@ -270,6 +278,7 @@ def test_settings_are_checked(settings):
         Settings(**settings)
 
 
+@pytest.mark.backend_free
 def test_stop_answers_what_was_accepted(path):
     """A request that waits when the server is told to stop still gets its answer."""
     limits = Limits(max_batch=4, max_wait=100, timeout=200)  # it would wait for three others
