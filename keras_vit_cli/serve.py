@@ -95,8 +95,7 @@ def serve(
     )
 
     def started(server: Server) -> None:
-        names = ", ".join(f"{server.url}v1/models/{name}" for name in sources)
-        print(f"{server.url if playground else names}", flush=True)
+        print(server.url, flush=True)
 
     Server(sources, settings, started).run()
 
