@@ -44,7 +44,7 @@ def server(path):
 
 def ask(server, path, body=None, method=None, **headers):
     """The status, the headers and the body of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=250)
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     connection.request(method or ("GET" if data is None else "POST"), path, data, headers)
     response = connection.getresponse()
@@ -279,14 +279,17 @@ def test_settings_are_checked(settings):
 
 
 @pytest.mark.backend_free
-def test_stop_answers_what_was_accepted(path):
+def test_full_queue_refuses_and_stop_answers_what_was_accepted(path):
     """A request that waits when the server is told to stop still gets its answer."""
-    limits = Limits(max_batch=4, max_wait=100, timeout=200)  # it would wait for three others
+    limits = Limits(max_batch=4, max_wait=100, max_queue=4, timeout=200)  # it waits for 3 others
     with running_server.running({"tiny": path}, engine="keras", limits=limits) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
         body = {"signature_name": "classify", "instances": [b64(photo())]}
         connection.request("POST", "/v1/models/tiny:predict", json.dumps(body))
         while not next(iter(server.models)).versions[1].batcher.waiting:
             assert ask(server, "/healthz")[0] == 200
+        more = {**body, "instances": body["instances"] * 4}
+        status, headers, answer = ask(server, "/v1/models/tiny:predict", more)
+        assert (status, headers["retry-after"]) == (429, "1") and "queue" in answer["error"]
         server.stop()
         assert connection.getresponse().status == 200
