@@ -157,7 +157,11 @@ class _Uvicorn(Uvicorn):
         self._listening, self._stopping = listening, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another program took the port while the models were loaded
+            host, port = sockets[0].getsockname()[:2] if sockets else ("", 0)
+            raise _not_free(host, port, error) from error
         self._listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -203,13 +207,15 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        reasons = {
-            errno.EADDRINUSE: "another program listens on it; pass another --port, or 0 for any",
-            errno.EACCES: "only the administrator may; pass a --port from 1024 on",
-            errno.EADDRNOTAVAIL: "this machine does not have the address",
-        }
-        reason = reasons.get(error.errno or 0, error.strerror)
-        raise OSError(
-            f"port must be free. Received: host={host!r}, port={port}: {reason}"
-        ) from error
+        raise _not_free(host, port, error) from error
     return bound
+
+
+def _not_free(host: str, port: int, error: OSError) -> OSError:
+    reasons = {
+        errno.EADDRINUSE: "another program listens on it; pass another --port, or 0 for any",
+        errno.EACCES: "only the administrator may; pass a --port from 1024 on",
+        errno.EADDRNOTAVAIL: "this machine does not have the address",
+    }
+    reason = reasons.get(error.errno or 0, error.strerror)
+    return OSError(f"port must be free. Received: host={host!r}, port={port}: {reason}")
