@@ -215,10 +215,11 @@ class Models:
         try:
             await self._open(model, number, path)
         except Exception as error:  # whatever a reader raises on a file that is not whole
-            model.failed[number] = stamp, _line(error)
-            log.warning(
-                "a version cannot be loaded", extra=_of(model, version=number, error=_line(error))
-            )
+            # Clients read it in the status; where the model is on the disk is not their business.
+            reason = _line(error).replace(os.fspath(model.path), model.name)
+            model.failed[number] = stamp, reason
+            extra = _of(model, version=number, error=_line(error))
+            log.warning("a version cannot be loaded", extra=extra)
         else:
             model.failed.pop(number, None)
 

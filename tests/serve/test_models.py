@@ -34,7 +34,7 @@ def engines(monkeypatch):
     def open_engine(path, engine, explain):
         content = path.read_text()
         if not content.startswith("good"):
-            raise ValueError(f"{path.name} is\nbroken")
+            raise ValueError(f"{path} is\nbroken")
         return FakeEngine(content)
 
     monkeypatch.setattr(module, "open_engine", open_engine)
@@ -128,7 +128,7 @@ def test_version_that_is_not_whole_waits_until_it_is(tmp_path):
         assert loaded(models) == [1] and models.find("m").number == 1
         newest, oldest = models.status("m")
         assert (newest["state"], oldest["state"]) == ("END", "AVAILABLE")
-        assert newest["status"]["error_message"] == "m.onnx is broken"
+        assert newest["status"]["error_message"] == "m/2/m.onnx is broken"
         write(tmp_path, 2, "good now")
         for _ in range(2):
             await look(models)
@@ -177,7 +177,7 @@ def test_what_is_not_there_has_serving_s_words(tmp_path):
 def test_server_without_a_model_does_not_start(tmp_path):
     write(tmp_path, 1, "bad")
     with pytest.raises(
-        ValueError, match="must hold a version that can be loaded.*1: m.onnx is broken"
+        ValueError, match="must hold a version that can be loaded.*1: m/1/m.onnx is broken"
     ):
         run(None, tmp_path)
     (tmp_path / "x.onnx").write_text("bad")
