@@ -1,6 +1,7 @@
 """Untrusted image files: finding them, and opening one within limits."""
 
 import glob
+import io
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,13 +60,15 @@ def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
             yield FoundImage(name)
 
 
-def read_image(path: str | os.PathLike) -> Any:
+def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
     """Opens and decodes one image, or the first frame of an animation.
 
     EXIF orientation is ignored, as everywhere in the package.
 
     Args:
         path: A file in one of `IMAGE_FORMATS`, with no more pixels than Pillow decodes by default.
+        content: The bytes of the file, if they are in memory; `path` is then only a name for
+            errors.
 
     Returns:
         A `PIL.Image.Image`, loaded into memory.
@@ -77,12 +80,13 @@ def read_image(path: str | os.PathLike) -> Any:
 
     kinds = ", ".join(IMAGE_FORMATS)
     try:
-        if not Path(path).stat().st_size:
+        if not (Path(path).stat().st_size if content is None else content):
             raise ImageFileError(path, "the file is empty")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=list(IMAGE_FORMATS)) as image:
+            source = path if content is None else io.BytesIO(content)
+            with Image.open(source, formats=list(IMAGE_FORMATS)) as image:
                 image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         most = f"{Image.MAX_IMAGE_PIXELS:,}"
@@ -102,11 +106,17 @@ def read_image(path: str | os.PathLike) -> Any:
     return image
 
 
-def read_pixels(path: str | os.PathLike, config: Any) -> Any:
-    """Reads a file as uint8 pixels `(H, W, C)`, resized and cropped as the config says."""
+def read_pixels(path: str | os.PathLike, config: Any, content: bytes | None = None) -> Any:
+    """Reads a file as uint8 pixels `(H, W, C)`, resized and cropped as the config says.
+
+    Args:
+        path: A file, or a name for errors, as in `read_image`.
+        config: The model's `ViTConfig`.
+        content: The bytes of the file, if they are in memory.
+    """
     from keras_vit.preprocessing import preprocess
 
-    image = read_image(path)
+    image = read_image(path, content)
     try:
         pixels = preprocess(image, config.replace(pixel_mean=0.0, pixel_std=1 / 255))
     except ValueError as error:  # so narrow that it would be huge after resizing

@@ -287,6 +287,6 @@ def _refusal(url: str, code: str, message: str) -> Exception:
         return ValueError(f"url must name a model that is served. Received: {url}: {message}")
     if code in ("HTTP 400", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"):
         return ValueError(f"The server refused the request: {message} ({code}, {url})")
-    if code in ("HTTP 503", "UNAVAILABLE"):
+    if code in ("HTTP 429", "HTTP 503", "UNAVAILABLE", "RESOURCE_EXHAUSTED"):
         return ConnectionError(f"The server is busy: {message} ({code}, {url})")
     return OSError(f"The server failed: {message} ({code}, {url})")

@@ -20,6 +20,7 @@ from keras_vit_cli import (
     output,
     predict,
     request,
+    serve,
     serve_config,
     train,
 )
@@ -31,7 +32,7 @@ COMMANDS = {
     "Checkpoints": (models.models, info.info, convert.convert),
     "Training": (train.train, evaluate.evaluate),
     "Use": (predict.predict, explain.explain),
-    "Deployment": (export.export, serve_config.serve_config, request.request),
+    "Deployment": (export.export, serve.serve, serve_config.serve_config, request.request),
 }
 
 app = typer.Typer(

@@ -28,7 +28,7 @@ def request(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Send images to TensorFlow Serving and print their classes.
+    """Send images to `keras-vit serve` or TensorFlow Serving and print their classes.
 
     A .npy file contains a batch of arrays, for signatures that take `images`.
 

@@ -5,10 +5,11 @@ import sys
 
 import conformance
 import keras
+import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import choosing, contenders, flops, table, worker
+from benchmarks import choosing, contenders, flops, serve, table, worker
 from keras_vit import ViTConfig
 
 TINY = ViTConfig(
@@ -32,6 +33,22 @@ def shown(group):
 def fake(monkeypatch, steps):
     """Replaces contenders by functions, under the names of packages."""
     monkeypatch.setattr(contenders, "step", lambda name, *_: (steps[name], 7))
+
+
+def test_load_figures_are_those_of_all_rounds():
+    rounds = [
+        {"requests_per_second": 2.0, "latencies": np.array([0.1, 0.3]), "errors": 0},
+        {"requests_per_second": 4.0, "latencies": np.array([0.2]), "errors": 1},
+    ]
+    found = serve.summary(rounds)
+    assert (found["requests_per_second"], found["median"], found["errors"]) == (4.0, 3.0, 1)
+    assert (found["requests"], round(found["p50_ms"])) == (3, 200)
+    row = {"clients": 16, **found, "of_engine": 0.9}
+    record = {"variant": "v", "kind": "k", "engine": {"images_per_second": 5.0}, "clients": [row]}
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(serve.table(record))
+    assert capture.get().split()[-6:] == ["16", "4.00", "90%", "200", "298", "1"]
 
 
 def test_flops_match_count_by_hand():

@@ -45,6 +45,9 @@ ARROWS = {
     },
     "images": {"preprocessing"},
     "explain": {"atomic", "config", "explain", "images", "model", "paths", "preprocessing"},
+    "serve": {
+        *("config", "explain", "export", "images", "model", "preprocessing", "runtime", "serve"),
+    },
 }
 # `train` may import all of the package but the command. Its rooms, and the rooms they may import:
 TRAIN_ARROWS = {

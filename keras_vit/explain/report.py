@@ -94,7 +94,7 @@ def report_data(model: ViT, source: SourceImage, top_k: int = 5) -> dict[str, An
     has_positions = config.position_table is not None
     return {
         "model": _facts(model),
-        "image": _image(source),
+        "image": encoded_image(source),
         "grid": config.grid,
         "prefix": config.num_prefix_tokens,
         "classToken": config.class_token,
@@ -102,7 +102,7 @@ def report_data(model: ViT, source: SourceImage, top_k: int = 5) -> dict[str, An
         "pooling": config.pooling,
         "prediction": classes,
         "attention": _attention(model, images),
-        "rollout": _map("rollout_map", attention.rollout_map(model, images)[0]),
+        "rollout": encoded_map("rollout_map", attention.rollout_map(model, images)[0]),
         "poolingMap": _pooling(model, images),
         "gradients": None if classes is None else _gradients(model, images, classes),
         "distance": _table("attention_distance", attention.attention_distance(model, images)),
@@ -124,7 +124,7 @@ def _facts(model: ViT) -> str:
     )
 
 
-def _image(source: SourceImage) -> dict[str, Any]:
+def encoded_image(source: SourceImage) -> dict[str, Any]:
     """The image as a data URI, and the part that the model sees, relative to its size."""
     from PIL import Image
 
@@ -186,7 +186,7 @@ def _pooling(model: ViT, images: np.ndarray) -> dict[str, Any] | None:
     """The mean over heads of the attention of attention pooling; None without it."""
     if not model.config.attention_pooling:
         return None
-    return _map("pooling_map", attention.pooling_map(model, images)[0].mean(0))
+    return encoded_map("pooling_map", attention.pooling_map(model, images)[0].mean(0))
 
 
 def _gradients(
@@ -196,7 +196,7 @@ def _gradients(
     numbers = [found["class"] for found in classes]
     repeated = np.repeat(images, len(numbers), axis=0)
     return {
-        name: [_map(name, one) for one in function(model, repeated, numbers)]
+        name: [encoded_map(name, one) for one in function(model, repeated, numbers)]
         for name, function in (
             ("gradCam", gradients.grad_cam),
             ("attentionGradient", gradients.attention_gradient),
@@ -248,7 +248,8 @@ def _features(model: ViT, images: np.ndarray) -> dict[str, Any]:
 # -- numbers for JSON
 
 
-def _map(name: str, values: np.ndarray) -> dict[str, Any]:
+def encoded_map(name: str, values: np.ndarray) -> dict[str, Any]:
+    """A map for a page: its largest value, and bytes from 0 to 255 in base64."""
     peak = float(_finite(name, values).max())
     return {"peak": peak, "levels": _bytes(_levels(values, peak))}
 

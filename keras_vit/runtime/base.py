@@ -70,15 +70,21 @@ class Runtime:
 
     def probabilities(self, images: Any) -> np.ndarray:
         """Probabilities `(B, K)` in float32."""
+        return self.scores(images)["probabilities"]
+
+    def scores(self, images: Any) -> dict[str, np.ndarray]:
+        """`probabilities` and `logits` of one run, `(B, K)` in float32."""
         self._check_head()
         outputs = self._run(self._checked(images))
         if "probabilities" in outputs:
-            return outputs["probabilities"]
+            return {name: outputs[name] for name in ("probabilities", "logits")}
         logits = outputs["logits"].astype("float64")
         if self.activation == "sigmoid":
-            return (0.5 * (1 + np.tanh(logits / 2))).astype("float32")
-        raised = np.exp(logits - logits.max(-1, keepdims=True))
-        return (raised / raised.sum(-1, keepdims=True)).astype("float32")
+            probabilities = 0.5 * (1 + np.tanh(logits / 2))
+        else:
+            raised = np.exp(logits - logits.max(-1, keepdims=True))
+            probabilities = raised / raised.sum(-1, keepdims=True)
+        return {"probabilities": probabilities.astype("float32"), "logits": outputs["logits"]}
 
     def features(self, images: Any) -> np.ndarray:
         """The input of the head, `(B, D)` in float32."""

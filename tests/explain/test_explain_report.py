@@ -155,7 +155,7 @@ def test_report_shows_images_of_every_mode(mode, channels):
     image = Image.fromarray(pixels(KINDS["paper"], size)).convert("L")
     image = image if mode in ("L", "I;16") else image.convert("RGB")
     image = image.convert(mode)
-    shown = report._image(report.open_image(image, config))
+    shown = report.encoded_image(report.open_image(image, config))
     assert shown["size"] == list(image.size) and shown["small"] == (mode != "L")
     kind, content = shown["source"].removeprefix("data:image/").split(";base64,")
     assert kind == ("jpeg" if mode == "L" else "png") and len(base64.b64decode(content)) > 50

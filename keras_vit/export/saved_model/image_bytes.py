@@ -8,7 +8,11 @@ A header may claim more pixels than memory holds, and TensorFlow's decoders beli
 header is read first, and an image that is too large is not decoded.
 """
 
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.preprocessing import MAX_PIXELS, corner, covering
@@ -46,6 +50,34 @@ def decode(files: Any, config: ViTConfig, max_pixels: int = MAX_PIXELS) -> Any:
     check = tf.debugging.Assert(tf.equal(error, ""), [error])
     with tf.control_dependencies([check]):
         return tf.ensure_shape(images, (None, *config.input_shape))
+
+
+def decoder(
+    config: ViTConfig, max_pixels: int = MAX_PIXELS
+) -> Callable[[Sequence[bytes]], np.ndarray]:
+    """`decode` as a function from files to uint8 pixels `(B, height, width, in_channels)`.
+
+    It gives the pixels that an exported SavedModel's signatures see, and its errors as
+    `ValueError`.
+    """
+    import tensorflow as tf
+
+    files_type = tf.TensorSpec([None], tf.string)
+    compiled = tf.function(
+        lambda files: decode(files, config, max_pixels),
+        input_signature=[files_type],
+        autograph=False,
+    )
+
+    def pixels(files: Sequence[bytes]) -> np.ndarray:
+        try:
+            return compiled(tf.constant(list(files), tf.string, [len(files)])).numpy()
+        except tf.errors.InvalidArgumentError as error:
+            found = re.search(r"assertion failed: \[(.*)\]", error.message)
+            reason = found[1] if found else error.message.partition("\n")[0]
+            raise ValueError(reason) from error
+
+    return pixels
 
 
 def _several(files, config: ViTConfig, max_pixels: int):

@@ -166,13 +166,13 @@ you do not trust the clients, check the files first, or set `--enable_batching=f
 
 ## What was run, and what was not
 
-The project's tests parse `models.config` and `batching.config` as protocol buffers, start a
-stand-in server with the flags of `docker-compose.yml`, and send requests over REST and gRPC with
-TensorFlow Serving's own stubs, the health check included. The models are loaded by the C++ loader
-that TensorFlow Serving uses.
+The project's tests parse `models.config` and `batching.config` as protocol buffers. They start a
+gRPC server with the flags of `docker-compose.yml` around the C++ loader that TensorFlow Serving
+uses, and send requests with TensorFlow Serving's own stubs. REST requests, the health check
+included, go to `keras-vit serve`, which has the same API.
 
-The image itself was not run, because no package registry has the server. The stand-in follows the
-server's source and documentation. Before you rely on this, start it once and send one image.
+The image itself was not run, because no package registry has the server. Both servers follow its
+source and documentation. Before you rely on this, start it once and send one image.
 """
 
 

@@ -1,4 +1,4 @@
-"""One export and one stand-in server for all the tests here, which run on TensorFlow only."""
+"""One export and two servers for the tests here: gRPC on the C API, REST by `keras-vit serve`."""
 
 import json
 import subprocess
@@ -7,7 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import running_server
 import yaml
+
+from keras_vit.serve import Limits
 
 HERE = Path(__file__).parent
 NAME = "flowers"
@@ -43,8 +46,15 @@ def loaded(exported):
 
 
 @pytest.fixture(scope="session")
-def server(exported):
-    """The stand-in, started with the flags and the volume of docker-compose.yml."""
+def rest(exported):
+    """`keras-vit serve`, in this process; its port."""
+    with running_server.running({NAME: exported}, limits=Limits(max_batch=16)) as server:
+        yield server.port
+
+
+@pytest.fixture(scope="session")
+def server(exported, rest):
+    """The gRPC server, started with the flags and the volume of docker-compose.yml, and REST."""
     pytest.importorskip("tensorflow_serving")
     compose = yaml.safe_load((exported.parent / "docker-compose.yml").read_text())
     service = compose["services"]["serving"]
@@ -52,11 +62,12 @@ def server(exported):
     where, inside, mode = volume.split(":")
     assert (where, mode) == (".", "ro")
     flags = [flag for flag in service["command"] if "port=" not in flag]
-    command = [sys.executable, "standin.py", f"--volume={exported.parent}:{inside}", *flags]
+    command = [sys.executable, "grpc_server.py", f"--volume={exported.parent}:{inside}", *flags]
     with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
-            assert line, f"the stand-in ended with {process.wait()}"
-            yield SimpleNamespace(**json.loads(line), service=service, process=process)
+            assert line, f"the server ended with {process.wait()}"
+            ports = {**json.loads(line), "rest": rest}
+            yield SimpleNamespace(**ports, service=service, process=process)
         finally:
             process.kill()

@@ -95,7 +95,10 @@ def test_nan_never_becomes_a_class(server):
     assert isinstance(found, tuple), f"answered with {found}"
     assert found[0] == "INVALID_ARGUMENT" and NOT_FINITE in found[1]
     code, answer = plain.rest(server.rest, f"{NAME}:predict", {"instances": images.tolist()})
-    assert code == 400 and NOT_FINITE in answer["error"]
+    assert code == 400 and NOT_FINITE.strip("[]") in answer["error"]
+    images[0] = np.linspace(-3e38, 3e38, images[0].size).reshape(images[0].shape)  # overflows
+    code, answer = plain.rest(server.rest, f"{NAME}:predict", {"instances": images.tolist()})
+    assert code == 400 and NOT_FINITE.strip("[]") in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_wrong_bytes_are_refused(server, signature, data, reason, alone):
     assert found[0] == "INVALID_ARGUMENT" and f"[image 1: {reason}]" in found[1]
     body = {"signature_name": signature, "inputs": [{"b64": base64.b64encode(data).decode()}]}
     code, answer = plain.rest(server.rest, f"{NAME}:predict", body)
-    assert code == 400 and alone in answer["error"]
+    assert code == 400 and alone.strip("[]") in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_wrong_bytes_are_refused(server, signature, data, reason, alone):
 def test_rest_refuses_wrong_bodies(server, body, reason):
     code, answer = plain.rest(server.rest, f"{NAME}:predict", body)
     assert code == 400
-    assert reason in answer["error"]
+    assert reason.strip("[]") in answer["error"]
 
 
 @pytest.mark.usefixtures("still_works")

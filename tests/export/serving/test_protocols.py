@@ -1,4 +1,4 @@
-"""REST and gRPC over real sockets: a plain client, and the stand-in server (which see)."""
+"""A plain client over real sockets: REST of `keras-vit serve`, gRPC of grpc_server."""
 
 import ast
 import base64
@@ -32,7 +32,7 @@ def same(found, expected):
 
 
 def test_client_knows_nothing_of_the_package():
-    for name in ("plain_client.py", "standin.py", "standin_json.py", "c_loader.py"):
+    for name in ("plain_client.py", "grpc_server.py", "c_loader.py"):
         tree = ast.parse(Path(__file__).with_name(name).read_text())
         imported = {
             module.partition(".")[0]
@@ -135,7 +135,7 @@ def test_what_is_not_there(server):
 
 
 def test_warm_up_requests_are_what_the_server_replays(exported):
-    """The stand-in has run them by now; one that fails would have kept it from starting.
+    """The gRPC server has run them by now; one that fails would have kept it from starting.
 
     A server refuses what is more than its `max_batch_size`, which may be 1.
     """

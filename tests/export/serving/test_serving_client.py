@@ -1,4 +1,4 @@
-"""keras_vit's own client and its command, against the stand-in server."""
+"""keras_vit's own client and its command, against both servers."""
 
 import json
 import socket
@@ -176,6 +176,7 @@ def test_a_server_that_says_nothing(files):
         (200, b"{}", OSError, "one prediction an image"),
         (200, b'{"predictions": []}', OSError, "one prediction an image"),
         (503, b'{"error": "full"}', ConnectionError, "The server is busy: full"),
+        (429, b'{"error": "full"}', ConnectionError, "The server is busy: full"),
         (500, b"<html>oh", OSError, "The server failed: <html>oh"),
     ],
 )

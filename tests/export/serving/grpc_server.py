@@ -1,34 +1,29 @@
-"""A stand-in for TensorFlow Serving, for tests only. It is not TensorFlow Serving.
+"""The official gRPC stubs of TensorFlow Serving around the C API, for tests only.
 
-No package registry has the server's binary. This program speaks its two protocols over real
-sockets instead: gRPC with the official stubs (Predict, GetModelMetadata, GetModelStatus) and REST
-(`:predict` in row and column form, b64, status, metadata), with its errors as it words them. It
-takes the server's own flags and reads the same config files, and it runs a model through the C API
-(c_loader.py), so that loading, running and the errors of the graph are TensorFlow's own. What it
-does not do: merge requests into batches (only the limit of a batch is kept), watch folders for new
-versions, Classify, Regress, MultiInference, monitoring, TLS, anything about speed.
+No package registry has TensorFlow Serving's binary. This program speaks its gRPC services (Predict,
+GetModelMetadata, GetModelStatus) with its errors as it words them. It takes the server's own flags
+and reads the same config files, and it runs a model through the C API (c_loader.py), so that
+loading, running and the errors of the graph are TensorFlow's own. What it does not do: merge
+requests into batches (only the limit of a batch is kept), watch folders for new versions, Classify,
+Regress, MultiInference, monitoring, TLS, anything about speed. REST is `keras-vit serve`'s.
 
-    python standin.py --volume=SAVEDMODELS:/models --model_config_file=/models/models.config
+    python grpc_server.py --volume=SAVEDMODELS:/models --model_config_file=/models/models.config
 
-When the models are loaded and warmed up, it prints one line: {"grpc": PORT, "rest": PORT}.
+When the models are loaded and warmed up, it prints one line: {"grpc": PORT}.
 """
 
 import argparse
 import json
 import os
-import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-import standin_json
 from batching_config import BatchingParameters
 from c_loader import LibraryError, SavedModel
-from google.protobuf import json_format, text_format
+from google.protobuf import text_format
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -37,7 +32,6 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
-    model_pb2,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_log_pb2,
@@ -46,13 +40,8 @@ from tensorflow_serving.apis import (
 from tensorflow_serving.config import model_server_config_pb2
 
 INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION = 3, 5, 9
-HTTP = {3: 400, 4: 504, 5: 404, 8: 429, 9: 400, 11: 400, 12: 501, 13: 500, 14: 503}
 GRPC = {code.value[0]: code for code in grpc.StatusCode}
 DEFAULT_SIGNATURE = "serving_default"
-PREDICT = re.compile(
-    r"(?i)/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?:(classify|regress|predict)"
-)
-STATUS = re.compile(r"(?i)/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?(/metadata)?")
 
 
 class Models:
@@ -277,74 +266,6 @@ class Management(model_service_pb2_grpc.ModelServiceServicer):
         return self.models.status(request.model_spec)
 
 
-# -- REST
-
-
-def _spec(name: str, version: str | None, label: str | None, signature: str = "") -> Any:
-    spec = model_pb2.ModelSpec(name=name, signature_name=signature, version_label=label or "")
-    if version:
-        spec.version.value = int(version)
-    return spec
-
-
-def _rest(models: Models, method: str, path: str, body: bytes) -> bytes:
-    if method == "POST" and (found := PREDICT.fullmatch(path)) and found[4] == "predict":
-        request = standin_json.parse(body)
-        spec = _spec(*found.group(1, 2, 3), request.get("signature_name", ""))
-        signature = spec.signature_name or DEFAULT_SIGNATURE
-        _, model = models.find(spec)
-        if signature not in model.signatures:
-            raise LibraryError(
-                INVALID_ARGUMENT,
-                f'Serving signature name: "{signature}" not found in signature def',
-            )
-        inputs, rows = standin_json.to_tensors(request, model.signatures[signature].inputs)
-        return standin_json.to_json(models.predict(spec, inputs)[1], rows)
-    if method == "GET" and (found := STATUS.fullmatch(path)):
-        spec = _spec(*found.group(1, 2, 3))
-        if not found[4]:
-            return _as_json(models.status(spec)).encode()
-        answer = models.metadata(spec)
-        signatures = get_model_metadata_pb2.SignatureDefMap()
-        answer.metadata["signature_def"].Unpack(signatures)
-        return (
-            f'{{\n"model_spec":{_as_json(answer.model_spec)},\n'
-            f'"metadata": {{"signature_def": {_as_json(signatures)}}}\n}}\n'
-        ).encode()
-    raise LibraryError(INVALID_ARGUMENT, f"Malformed request: {method} {path}")
-
-
-def _as_json(message: Any) -> str:
-    return json_format.MessageToJson(
-        message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True
-    )
-
-
-def _handler(models: Models) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            code = 200
-            try:
-                answer = _rest(models, self.command, self.path, body)
-            except LibraryError as error:
-                code, answer = HTTP[error.code], json.dumps({"error": str(error)}).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        do_GET = do_POST = answer
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    return Handler
-
-
 # -- the program
 
 
@@ -356,7 +277,6 @@ def main() -> None:
     parser.add_argument("--batching_parameters_file")
     parser.add_argument("--enable_batching", default="false")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--rest_api_port", type=int, default=0)
     flags, _ = parser.parse_known_args()
     outside, _, inside = flags.volume.rpartition(":")
 
@@ -379,9 +299,7 @@ def main() -> None:
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(management, server)
     port = server.add_insecure_port(f"127.0.0.1:{flags.port}")
     server.start()
-    http = ThreadingHTTPServer(("127.0.0.1", flags.rest_api_port), _handler(models))
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    print(json.dumps({"grpc": port, "rest": http.server_address[1]}), flush=True)
+    print(json.dumps({"grpc": port}), flush=True)
     server.wait_for_termination()
 
 
