@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_vit.image_bounds import excess, excess_of, webp_size
+
 IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
@@ -62,7 +64,8 @@ def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
 def read_image(path: str | os.PathLike) -> Any:
     """Opens and decodes one image, or the first frame of an animation.
 
-    EXIF orientation is ignored, as everywhere in the package.
+    EXIF orientation is ignored, as everywhere in the package. Its size is checked before anything
+    is decoded: see `keras_vit.image_bounds`.
 
     Args:
         path: A file in one of `IMAGE_FORMATS`, with no more pixels than Pillow decodes by default.
@@ -77,12 +80,13 @@ def read_image(path: str | os.PathLike) -> Any:
 
     kinds = ", ".join(IMAGE_FORMATS)
     try:
-        if not Path(path).stat().st_size:
-            raise ImageFileError(path, "the file is empty")
+        _check_start(Path(path))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=list(IMAGE_FORMATS)) as image:
+                if problem := excess_of(image, path):
+                    raise ImageFileError(path, problem)
                 image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         most = f"{Image.MAX_IMAGE_PIXELS:,}"
@@ -100,6 +104,25 @@ def read_image(path: str | os.PathLike) -> Any:
     if image.mode in ("I", "F"):  # the value of white is unknown
         raise ImageFileError(path, f"its pixels are 32-bit numbers (mode {image.mode!r})")
     return image
+
+
+def _check_start(path: Path) -> None:
+    """Raises for what must not reach Pillow."""
+    from PIL import Image
+
+    nbytes = path.stat().st_size
+    if not path.is_file():  # reading a pipe or a device may never end
+        raise ImageFileError(path, "it is not a regular file")
+    if not nbytes:
+        raise ImageFileError(path, "the file is empty")
+    with path.open("rb") as file:
+        size = webp_size(file.read(30))
+    if size is None:
+        return
+    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError
+    if problem := excess(*size, nbytes):
+        raise ImageFileError(path, problem)
 
 
 def read_pixels(path: str | os.PathLike, config: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.export.verify import checked_pictures
 from keras_vit.preprocessing import normalize
-from keras_vit.runtime.tflite import IDENTIFIER
+from keras_vit.runtime.tflite_file import IDENTIFIER
 
 MODES = ("float16", "dynamic", "int8")
 PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
