@@ -27,6 +27,8 @@ OTHER_OPTIONS = {
     "SUM": "ReducerOptions",
     "AVERAGE_POOL_2D": "Pool2DOptions",
     "MAX_POOL_2D": "Pool2DOptions",
+    "RESHAPE": "",  # TensorFlow writes these two without options
+    "CAST": "",
 }
 """The options of operators that are not named like them, as SPLIT and SplitOptions are."""
 BIAS = 2

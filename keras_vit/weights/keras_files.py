@@ -99,7 +99,8 @@ def load_weights_h5(path: Path, given: Mapping[str, Any], model_fields: Mapping[
             weight, np.zeros(weight.shape, "float32")
         )  # Keras loads only into existing values
     weights.initialize_rest()
-    model.load_weights(path)
+    with _named(path):
+        model.load_weights(path)
     values = _values(path, model)
     if target == source:
         return model
@@ -127,11 +128,18 @@ def load_adapted(path: Path, given: Mapping[str, Any], model_fields: Mapping[str
 
 def load_model(path: str | os.PathLike) -> keras.Model:
     """The model in a `.keras` file that `check_keras_file` has checked. Errors name the file."""
-    try:
+    with _named(path):
         return keras.saving.load_model(path, compile=False)
-    except Exception as error:  # Keras and zipfile raise anything on a damaged file
+
+
+@contextlib.contextmanager
+def _named(path: str | os.PathLike) -> Iterator[None]:
+    """Adds the file's name to errors of Keras, h5py and zipfile."""
+    try:
+        yield
+    except Exception as error:  # they raise anything on a damaged file
         raise Refused(
-            f"path must be a .keras file that Keras loads. Received: path={os.fspath(path)!r}: "
+            f"path must be a file that Keras loads. Received: path={os.fspath(path)!r}: "
             f"{type(error).__name__}: {error}"
         ) from error
 

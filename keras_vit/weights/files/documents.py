@@ -149,7 +149,7 @@ def check_fields(
         if not own.holds(value):
             raise refusal(path, f"state {field} as {own.text}", **{field: value})
         if own.inside:
-            check_fields(path, value, own.inside, f"{field}.")
+            check_fields(path, value or {}, own.inside, f"{field}.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
