@@ -17,7 +17,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test slow lint format bench clean
+.PHONY: help demo test slow fuzz lint format bench clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -34,6 +34,9 @@ test: $(STAMP)-test ## run the tests, once a backend
 
 slow: $(STAMP)-test ## run the tests marked slow, once a backend
 	@$(RUN) tests/run.py $(BACKENDS) -- -m slow --timeout=1800 $(ARGS)
+
+fuzz: $(STAMP)-test ## read damaged files through every door (docs/security.md)
+	@$(RUN) tests/fuzz/run.py $(ARGS)
 
 # The commands of .pre-commit-config.yaml.
 lint: $(STAMP)-lint ## check style and types

@@ -6,7 +6,9 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from keras_vit.image_bounds import excess, excess_of, file_size, webp_size
 
 IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -63,7 +65,8 @@ def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
 def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
     """Opens and decodes one image, or the first frame of an animation.
 
-    EXIF orientation is ignored, as everywhere in the package.
+    EXIF orientation is ignored, as everywhere in the package. Its size is checked before anything
+    is decoded: see `keras_vit.image_bounds`.
 
     Args:
         path: A file in one of `IMAGE_FORMATS`, with no more pixels than Pillow decodes by default.
@@ -80,13 +83,16 @@ def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
 
     kinds = ", ".join(IMAGE_FORMATS)
     try:
-        if not (Path(path).stat().st_size if content is None else content):
-            raise ImageFileError(path, "the file is empty")
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            _opened(Path(path)) if content is None else io.BytesIO(content) as file,
+        ):
             warnings.simplefilter("ignore")  # about metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            source = path if content is None else io.BytesIO(content)
-            with Image.open(source, formats=list(IMAGE_FORMATS)) as image:
+            _check_start(file, path)
+            with Image.open(file, formats=list(IMAGE_FORMATS)) as image:
+                if problem := excess_of(image, file):
+                    raise ImageFileError(path, problem)
                 image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         most = f"{Image.MAX_IMAGE_PIXELS:,}"
@@ -104,6 +110,31 @@ def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
     if image.mode in ("I", "F"):  # the value of white is unknown
         raise ImageFileError(path, f"its pixels are 32-bit numbers (mode {image.mode!r})")
     return image
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """Opens a regular file: reading a pipe or a device may never end."""
+    if not path.is_file():
+        path.stat()  # raises if there is nothing
+        raise ImageFileError(path, "it is not a regular file")
+    return path.open("rb")
+
+
+def _check_start(file: BinaryIO, path: str | os.PathLike) -> None:
+    """Raises for what must not reach Pillow."""
+    from PIL import Image
+
+    nbytes = file_size(file)
+    if not nbytes:
+        raise ImageFileError(path, "the file is empty")
+    size = webp_size(file.read(30))
+    file.seek(0)
+    if size is None:
+        return
+    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError
+    if problem := excess(*size, nbytes):
+        raise ImageFileError(path, problem)
 
 
 def read_pixels(path: str | os.PathLike, config: Any, content: bytes | None = None) -> Any:

@@ -1,8 +1,18 @@
 """Files and folders are written atomically."""
 
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from keras_vit.atomic import atomic_path
+from keras_vit import atomic
+from keras_vit.atomic import TEMPORARY, atomic_path, temporary_name
+from keras_vit.export.one_file import new_file
+from keras_vit.export.saved_model.versions import new_version
 
 pytestmark = pytest.mark.backend_free
 
@@ -48,3 +58,55 @@ def test_atomic_path_moves_a_complete_folder(tmp_path):
     write("3", a=1)  # files that are not written again stay
     assert texts() == {"a": "3", "b": "1", "sub/c": "3"}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def killed_writer(folder):
+    """A process that is killed while it writes a file and a folder; returns their names."""
+    code = (
+        "import os, signal, sys, pathlib\n"
+        "from keras_vit.atomic import temporary_name\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / temporary_name('a.onnx')).write_bytes(b'half')\n"
+        "(folder / temporary_name() / 'variables').mkdir(parents=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return {path.name for path in folder.iterdir() if path.name.startswith(TEMPORARY)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux' /proc")
+def test_left_over_files_are_removed_and_nothing_else(tmp_path, caplog):
+    dead = sorted(killed_writer(tmp_path))
+    assert len(dead) == 2
+    mark, pid, started, rest = dead[0].removeprefix(TEMPORARY).split("-", 3)
+    living = [
+        temporary_name("b.onnx"),  # of this process, perhaps of another thread
+        f"{TEMPORARY}{mark}-{os.getppid()}-{atomic._started(os.getppid())}-{rest}",
+        f"{TEMPORARY}{'0' * 6}-{pid}-{started}-{rest}",  # of another machine
+        f"{TEMPORARY}4711-abcd-other",  # of another program
+        "a.onnx",
+    ]
+    for name in living:
+        (tmp_path / name).write_text("")
+    # Another process has the number of the one that was killed.
+    reused = f"{TEMPORARY}{mark}-{os.getppid()}-{int(started) + 1}-{rest}"
+    (tmp_path / reused).write_text("")
+    caplog.set_level(logging.INFO, "keras_vit")
+    with atomic_path(tmp_path / "c.txt") as temporary:
+        temporary.write_text("")
+    assert {path.name for path in tmp_path.iterdir()} == {*living, "c.txt"}
+    assert all(name in caplog.text for name in (*dead, reused))
+    assert "another machine may be writing it" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux' /proc")
+def test_exports_remove_what_killed_exports_left(tmp_path):
+    killed_writer(tmp_path)
+    with new_file(tmp_path / "b.onnx", overwrite=False) as beside:
+        beside.write_bytes(b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["b.onnx"]
+    killed_writer(tmp_path)
+    with new_version(tmp_path, None) as (folder, _):
+        (folder / "saved_model.pb").write_bytes(b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "b.onnx"]

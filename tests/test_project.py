@@ -38,12 +38,13 @@ ARROWS = {
         *("atomic", "config", "config_rules", "deferred", "model", "model_weights", "paths"),
         *("preprocessing", "resample", "variants", "weights"),
     },
-    "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
+    "runtime": {"config", "config_rules", "model", "paths", "preprocessing", "runtime", "weights"},
     "export": {
         *("atomic", "config", "export", "model", "model_weights", "paths", "preprocessing"),
         "runtime",
     },
-    "images": {"preprocessing"},
+    "image_bounds": set(),
+    "images": {"image_bounds", "preprocessing"},
     "explain": {"atomic", "config", "explain", "images", "model", "paths", "preprocessing"},
     "serve": {
         *("config", "explain", "export", "images", "model", "preprocessing", "runtime", "serve"),

@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keras_vit.atomic import flush_folder
+from keras_vit.atomic import flush_folder, remove_left_over, temporary_name
 from keras_vit.paths import as_path, check_above
 
 
@@ -45,13 +44,13 @@ def new_file(target: Path, overwrite: bool, companions: Sequence[str] = ()) -> I
     Without `overwrite`, this raises if `target` was created in the meantime.
 
     If the block raises, the file is removed, and so are the parents that were created for it. A
-    killed process leaves a file named `.tmp-*`. A symbolic link is replaced, its target is not.
+    killed process leaves a file named `.tmp-*`, which the next call removes. A symbolic link is
+    replaced, its target is not.
     """
     target = Path(os.path.abspath(target))
     made = [folder for folder in target.parents if not folder.exists()]
-    # In the same folder, because a rename is atomic only within one file system. With the same
-    # suffix, because the runtime is chosen by it.
-    beside = target.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(4)}-{target.name}")
+    remove_left_over(target.parent)
+    beside = target.with_name(temporary_name(target.name))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield beside

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.config_rules import short
 from keras_vit.preprocessing import MAKE, check_normalized, model_input
+from keras_vit.weights.files.documents import (
+    NAMES,
+    OBJECT,
+    Shape,
+    check_fields,
+    one_of,
+    parse_document,
+    stated,
+)
 from keras_vit.weights.files.rules import refusal
 from keras_vit.weights.json_rules import parse_config
 
@@ -19,6 +29,13 @@ FORMAT = 1
 """Version of that metadata."""
 ACTIVATIONS = ("softmax", "sigmoid", None)
 IMAGES = ("float32", "uint8")
+RECORD_SHAPE: Shape = {
+    "config": stated(OBJECT),
+    "labels": NAMES,
+    "activation": one_of(*ACTIVATIONS),
+    "images": stated(one_of(*IMAGES)),
+}
+"""What an export states of its model; see `keras_vit.weights.files.documents`."""
 
 
 class Runtime:
@@ -131,24 +148,19 @@ class Runtime:
             check_normalized(np.asarray(images), self.config, advice=f"{MAKE}.")
 
 
-def stated(path: str | os.PathLike, record: Mapping[str, Any]) -> dict[str, Any]:
+def described(path: str | os.PathLike, record: Mapping[str, Any]) -> dict[str, Any]:
     """Checks the metadata of an export; returns the arguments of `Runtime` in it.
 
     Args:
-        path: The export, for errors.
+        path: The file that states it, for errors.
         record: The metadata: `config`, `labels`, `activation` and `images`.
     """
-    config, labels = parse_config(path, record.get("config")), record.get("labels")
-    if labels is not None:
-        names = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
-        if not names or len(labels) != config.num_classes:
-            rule = f"state labels as {config.num_classes} strings, or null"
-            raise refusal(path, rule, labels=labels)
-        labels = tuple(labels)
-    for name, known in (("activation", ACTIVATIONS), ("images", IMAGES)):
-        if not any(record.get(name) == value for value in known):
-            rule = f"state {name} as one of {', '.join(map(repr, known))}"
-            raise refusal(path, rule, **{name: record.get(name)})
+    check_fields(path, record, RECORD_SHAPE)
+    config, labels = parse_config(path, record["config"]), record.get("labels")
+    if labels is not None and len(labels) != config.num_classes:
+        rule = f"state labels as {config.num_classes} strings, or null"
+        raise refusal(path, rule, labels=labels)
+    labels = None if labels is None else tuple(labels)
     return {"config": config, "labels": labels, "activation": record.get("activation")}
 
 
@@ -159,24 +171,27 @@ def check_input(path: str | os.PathLike, config: ViTConfig, shape: Sequence[Any]
         raise refusal(path, rule, input=tuple(shape[1:]))
 
 
-def check_record(path: str | os.PathLike, record: Any, kind: str, writer: str) -> dict[str, Any]:
-    """Checks that a file's metadata is an object of a known format.
+def parse_record(
+    path: str | os.PathLike, data: bytes | None, kind: str, writer: str
+) -> dict[str, Any]:
+    """Parses a file's metadata, which is an object of a known format.
 
     Args:
         path: The file, for errors.
-        record: The metadata, or None if there is none.
+        data: The metadata, or None if there is none.
         kind: The kind of file, for errors.
         writer: The function of `keras_vit` that writes such files, for errors.
     """
-    if not isinstance(record, dict) or "format" not in record:
+    record = {} if data is None else parse_document(path, data)
+    if "format" not in record:
         raise ValueError(
             f"path must be {kind} file with metadata, as keras_vit.{writer} writes it. "
             f"Received: path={os.fspath(path)!r}"
         )
-    if record["format"] != FORMAT:
+    if type(record["format"]) is not int or record["format"] != FORMAT:
         raise ValueError(
             f"path must be a file of format {FORMAT}; a newer keras_vit may have written it. "
-            f"Received: format {record['format']!r} in {os.fspath(path)!r}"
+            f"Received: format {short(record['format'])} in {os.fspath(path)!r}"
         )
     return record
 

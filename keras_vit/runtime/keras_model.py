@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.model import ViT, head_logits
 from keras_vit.runtime.base import Runtime
-from keras_vit.weights.keras_files import check_keras_file
+from keras_vit.weights.keras_files import check_keras_file, load_model
 
 if TYPE_CHECKING:
     from keras_vit.weights.load import CheckpointInfo
@@ -44,7 +44,7 @@ class KerasRuntime(Runtime):
 def load_keras(path: str | os.PathLike) -> ViT:
     """The `ViT` in a `.keras` file."""
     check_keras_file(path)
-    model = keras.saving.load_model(path, compile=False)
+    model = load_model(path)
     if not isinstance(model, ViT):
         raise ValueError(
             f"path must hold a ViT. Received: {os.fspath(path)}, a {type(model).__name__} model"

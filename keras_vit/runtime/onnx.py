@@ -11,11 +11,11 @@ from keras_vit.runtime.base import (
     RECORD,
     Runtime,
     check_input,
-    check_record,
     check_threads,
-    stated,
+    described,
+    parse_record,
 )
-from keras_vit.weights.files.rules import parse_object
+from keras_vit.weights.files.rules import refusal, refused_as
 
 AT_ONCE = 32  # images
 
@@ -41,11 +41,26 @@ class OnnxRuntime(Runtime):
     def __init__(self, path: str | os.PathLike, num_threads: int | None = None):
         check_threads(num_threads)
         self._session = _session(path, num_threads)
-        self.record = _record(self._session.get_modelmeta().custom_metadata_map, path)
-        super().__init__(path, **stated(path, self.record))
-        check_input(path, self.config, self._session.get_inputs()[0].shape)
+        with refused_as(path, "have metadata in UTF-8", (UnicodeDecodeError,)):
+            text = self._session.get_modelmeta().custom_metadata_map.get(RECORD)
+        data = None if text is None else text.encode()
+        self.record = parse_record(path, data, "an ONNX", "export_onnx")
+        super().__init__(path, **described(path, self.record))
         self.images = self.record["images"]
         self._shapes = {output.name: output.shape for output in self._session.get_outputs()}
+        self._check_sides()
+
+    def _check_sides(self) -> None:
+        """Checks that input and outputs are those that the metadata describes."""
+        taken = [(item.name, item.type) for item in self._session.get_inputs()]
+        kind = "tensor(uint8)" if self.images == "uint8" else "tensor(float)"
+        if taken != [("images", kind)]:
+            raise refusal(self.path, f"take images as one {kind}", inputs=taken)
+        check_input(self.path, self.config, self._session.get_inputs()[0].shape)
+        wanted = {"features", *(("logits", "probabilities") if self.config.num_classes else ())}
+        if not wanted <= self._shapes.keys():
+            rule = f"return {', '.join(sorted(wanted))}"
+            raise refusal(self.path, rule, outputs=list(self._shapes))
 
     def run(self, images: Any) -> dict[str, np.ndarray]:
         """All outputs of the file by name, for images of its dtype."""
@@ -53,10 +68,11 @@ class OnnxRuntime(Runtime):
         return self._outputs(images)
 
     def _outputs(self, images: Any) -> dict[str, np.ndarray]:
-        parts = [
-            self._session.run(list(self._shapes), {"images": images[i : i + AT_ONCE]})
-            for i in range(0, len(images), AT_ONCE)
-        ]
+        with refused_as(self.path, "be an ONNX file that ONNX Runtime runs", (Exception,)):
+            parts = [
+                self._session.run(list(self._shapes), {"images": images[i : i + AT_ONCE]})
+                for i in range(0, len(images), AT_ONCE)
+            ]
         if not parts:
             parts = [[np.zeros((0, *shape[1:]), "float32") for shape in self._shapes.values()]]
         return dict(zip(self._shapes, map(np.concatenate, zip(*parts, strict=True)), strict=True))
@@ -105,10 +121,3 @@ def _session(path: str | os.PathLike, num_threads: int | None) -> Any:
             f"path must be an ONNX file that ONNX Runtime {onnxruntime.__version__} opens. "
             f"Received: path={os.fspath(path)!r}: {error}"
         ) from error
-
-
-def _record(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[str, Any]:
-    """The metadata of a file that keras_vit wrote."""
-    text = metadata.get(RECORD)
-    record = None if text is None else parse_object(Path(path), text.encode())
-    return check_record(path, record, "an ONNX", "export_onnx")

@@ -13,11 +13,11 @@ from keras_vit.runtime.base import (
     RECORD,
     Runtime,
     check_input,
-    check_record,
     check_threads,
-    stated,
+    described,
+    parse_record,
 )
-from keras_vit.weights.files.rules import parse_object, refusal
+from keras_vit.weights.files.documents import check_fields, one_of, stated
 
 AT_ONCE = 32  # images
 OUTPUTS = {"logits", "probabilities", "features"}
@@ -52,7 +52,7 @@ class OpenVINORuntime(Runtime):
         model = _read(path)
         self.record = _record(model, path)
         _check_weights(path, self.record)
-        super().__init__(path, **stated(path, self.record))
+        super().__init__(path, **described(path, self.record))
         (taken,) = model.inputs
         shape = taken.get_partial_shape()
         check_input(path, self.config, [0, *(axis.get_length() for axis in list(shape)[1:])])
@@ -130,13 +130,11 @@ def _read(path: str | os.PathLike) -> Any:
 
 def _record(model: Any, path: str | os.PathLike) -> dict[str, Any]:
     """The metadata of files that keras_vit wrote."""
-    record = None
+    data = None
     if model.has_rt_info([RECORD]):
-        text = model.get_rt_info([RECORD]).astype(str)
-        record = parse_object(Path(path), text.encode())
-    record = check_record(path, record, "an OpenVINO", "export_openvino")
-    if not any(record.get("dtype") == name for name in HINTS):
-        raise refusal(path, f"state dtype as one of {', '.join(HINTS)}", dtype=record.get("dtype"))
+        data = model.get_rt_info([RECORD]).astype(str).encode()
+    record = parse_record(path, data, "an OpenVINO", "export_openvino")
+    check_fields(path, record, {"dtype": stated(one_of(*HINTS))})
     return record
 
 

@@ -8,11 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.runtime.base import Runtime, check_input, stated
-from keras_vit.weights.files.rules import refusal
+from keras_vit.runtime.base import RECORD_SHAPE, Runtime, check_input, described
+from keras_vit.weights.files.documents import (
+    INT,
+    OBJECT,
+    TEXT,
+    Rule,
+    Shape,
+    check_fields,
+    not_null,
+    stated,
+)
+from keras_vit.weights.files.rules import refusal, refused_as
 from keras_vit.weights.json_rules import read_json
 
 MANIFEST = "MANIFEST.json"
+SHAPE: Shape = {
+    **RECORD_SHAPE,
+    "max_batch_size": stated(Rule("a positive int", lambda v: type(v) is int and v > 0)),
+    "versions": OBJECT,
+}
+FILES: Shape = {"files": stated(OBJECT)}
+FILE: Shape = {"sha256": stated(TEXT)}
+"""What the manifest states of an export and of its files."""
+LIMITS: Shape = {
+    "max_batch_size": INT._replace(or_null=False),
+    "versions": not_null({"tensorflow": TEXT}),
+}
+"""What it states for a server."""
+READ = ("saved_model.pb", "fingerprint.pb", "variables/*", "assets/*")
+"""The files that TensorFlow reads, which the manifest must name."""
 
 
 class SavedModelRuntime(Runtime):
@@ -29,14 +54,17 @@ class SavedModelRuntime(Runtime):
                 f"path must be an export with a {MANIFEST}, as keras_vit.export_saved_model writes "
                 f"it. Received: path={os.fspath(folder)!r}"
             )
-        super().__init__(folder, **stated(folder, self.manifest))
+        manifest = Path(folder, MANIFEST)
+        check_fields(manifest, self.manifest, SHAPE)
+        super().__init__(folder, **described(manifest, self.manifest))
         self.images = self.manifest["images"]
-        most = self.manifest.get("max_batch_size")
-        if not isinstance(most, int) or most < 1:
-            raise refusal(folder, "state max_batch_size as a positive int", max_batch_size=most)
-        self._max_batch_size = most
-        self._loaded = tf.saved_model.load(os.fspath(folder))  # keeps the weights alive
+        self._max_batch_size = self.manifest["max_batch_size"]
+        rule = f"be a SavedModel that TensorFlow {tf.__version__} loads"
+        with refused_as(folder, rule, (Exception,)):  # it raises anything on a damaged one
+            self._loaded = tf.saved_model.load(os.fspath(folder))  # keeps the weights alive
         inputs = self.signature("serving_default").structured_input_signature[1]
+        if "images" not in inputs:
+            raise refusal(folder, "take images in serving_default", inputs=list(inputs))
         check_input(folder, self.config, inputs["images"].shape.as_list())
 
     def signature(self, name: str) -> Any:
@@ -100,13 +128,25 @@ def version_folder(path: Path) -> Path | None:
     return max(folders, key=lambda folder: int(folder.name), default=None)
 
 
+def read_limits(manifest: Path) -> dict[str, Any]:
+    """A manifest, whose `max_batch_size` and `versions` are checked if it states them."""
+    return read_json(manifest, LIMITS)
+
+
 def check_files(folder: Path) -> None:
     """Raises if a file of an export differs from its hash in the manifest."""
-    files = read_json(folder / MANIFEST).get("files", {})
-    if not isinstance(files, dict) or not all(isinstance(e, dict) for e in files.values()):
-        raise refusal(folder / MANIFEST, "state files as an object of objects", files=files)
+    manifest = folder / MANIFEST
+    if not manifest.exists():  # `SavedModelRuntime` says what is missing
+        return
+    files = read_json(manifest, FILES)["files"]
+    check_fields(manifest, files, dict.fromkeys(files, FILE), "files.")
+    for path in (path for pattern in READ for path in folder.glob(pattern)):
+        if path.relative_to(folder).as_posix() not in files:
+            raise refusal(manifest, "state the sha256 of every file", missing=str(path))
     for name, entry in files.items():
         path = folder / name
+        if ".." in path.parts or not path.is_relative_to(folder):
+            raise refusal(manifest, f"name files in {folder}", name=name)
         if not path.is_file():
             raise ValueError(f"{folder} must hold what its {MANIFEST} names. {name} is missing")
         with path.open("rb") as file:

@@ -1,30 +1,20 @@
 """A TFLite file exported by keras_vit, run by LiteRT."""
 
-import contextlib
-import json
 import os
-import struct
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_vit.runtime.base import (
-    RECORD,
-    Runtime,
-    check_input,
-    check_record,
-    check_threads,
-    stated,
-)
-from keras_vit.weights.files.rules import refusal
+from keras_vit.runtime.base import Runtime, check_threads, described
+from keras_vit.runtime.tflite_file import check_graph, litert, read_record
+from keras_vit.weights.files.documents import check_fields, one_of, stated
+from keras_vit.weights.files.rules import refusal, refused_as
 
 OUTPUTS = ("probabilities", "logits", "features")
 AT_ONCE = 32  # images, if the file takes any number
-IDENTIFIER = b"TFL3"
-BROKEN = (struct.error, IndexError, TypeError, AttributeError, ValueError, RecursionError)
-"""What the bindings and JSON raise on a damaged file."""
 LEAST = float(np.finfo("float32").tiny)  # for the logarithm of a probability of 0
 
 
@@ -54,19 +44,21 @@ class TFLiteRuntime(Runtime):
     def __init__(self, path: str | os.PathLike, num_threads: int | None = None):
         check_threads(num_threads)
         content = Path(path).read_bytes()
-        self.record = _record(content, path)
-        super().__init__(path, **stated(path, self.record))
+        self.record = read_record(content, path)
+        super().__init__(path, **described(path, self.record))
+        check_fields(path, self.record, {"output": stated(one_of(*OUTPUTS))})
         self.images = self.record["images"]
-        self.output = self.record.get("output")
-        if self.output not in OUTPUTS:
-            rule = f"state output as one of {', '.join(OUTPUTS)}"
-            raise refusal(path, rule, output=self.output)
+        self.output = self.record["output"]
         self.outputs = ("features",) if self.output == "features" else ("logits",)
         self.log_probabilities = self.output == "probabilities"
-        self._interpreter = _interpreter(content, num_threads)
+        check_graph(content, path, self.config)
+        with self._refused():
+            self._interpreter = _interpreter(content, num_threads)
         (self._input,) = self._interpreter.get_input_details()
         (self._output,) = self._interpreter.get_output_details()
-        check_input(path, self.config, self._input["shape"].tolist())
+        if self._input["dtype"] != np.dtype(self.images):
+            kind = str(np.dtype(self._input["dtype"]))
+            raise refusal(path, f"take images as {self.images}", input=kind)
         batch = int(self._input["shape_signature"][0])
         self.batch_size = batch if batch > 0 else None
         self._size = int(self._input["shape"][0])
@@ -99,12 +91,17 @@ class TFLiteRuntime(Runtime):
             rest = np.zeros((self.batch_size - count, *images.shape[1:]), images.dtype)
             images = np.concatenate([images, rest])
         if len(images) != self._size:
-            self._interpreter.resize_tensor_input(self._input["index"], images.shape)
-            self._interpreter.allocate_tensors()
+            with self._refused():
+                self._interpreter.resize_tensor_input(self._input["index"], images.shape)
+                self._interpreter.allocate_tensors()
             self._size = len(images)
         self._interpreter.set_tensor(self._input["index"], images)
-        self._interpreter.invoke()
-        return self._interpreter.get_tensor(self._output["index"])[:count].astype("float32")
+        with self._refused():
+            self._interpreter.invoke()
+        values = self._interpreter.get_tensor(self._output["index"])
+        if not values.ndim or len(values) < count:
+            raise refusal(self.path, "return a row for each image", output=values.shape)
+        return values[:count].astype("float32")
 
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
         if wanted not in self.outputs:
@@ -117,6 +114,11 @@ class TFLiteRuntime(Runtime):
             return {"probabilities": values, "logits": np.log(np.maximum(values, LEAST))}
         return {wanted: values}
 
+    def _refused(self) -> AbstractContextManager[None]:
+        """Raises LiteRT's errors with the file's name."""
+        rule = "be a TFLite file that LiteRT runs"
+        return refused_as(self.path, rule, (ValueError, RuntimeError, MemoryError))
+
     def _engine(self) -> str:
         import ai_edge_litert
 
@@ -127,28 +129,3 @@ def _interpreter(content: bytes, num_threads: int | None) -> Any:
     interpreter = litert("interpreter").Interpreter(model_content=content, num_threads=num_threads)
     interpreter.allocate_tensors()
     return interpreter
-
-
-def _record(content: bytes, path: str | os.PathLike) -> dict[str, Any]:
-    """The metadata of a file that keras_vit wrote."""
-    record = None
-    if content[4:8] == IDENTIFIER:
-        with contextlib.suppress(*BROKEN):
-            model = litert("schema_py_generated").Model.GetRootAs(content)
-            pieces = [model.Metadata(i) for i in range(model.MetadataLength())]
-            places = {piece.Name(): piece.Buffer() for piece in pieces}
-            buffer = model.Buffers(places.get(RECORD.encode(), 0))  # 0 is empty
-            record = json.loads(buffer.DataAsNumpy().tobytes())
-    return check_record(path, record, "a TFLite", "export_tflite")
-
-
-def litert(module: str) -> Any:
-    """Imports a module of LiteRT, or raises an error that says how to install it."""
-    import importlib
-
-    try:
-        return importlib.import_module(f"ai_edge_litert.{module}")
-    except ImportError as error:
-        raise ImportError(
-            "ai-edge-litert must be installed to run TFLite files: pip install 'keras3-vit[export]'"
-        ) from error

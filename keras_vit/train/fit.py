@@ -25,7 +25,7 @@ import keras
 import numpy as np
 
 import keras_vit
-from keras_vit.atomic import TEMPORARY, atomic_path
+from keras_vit.atomic import TEMPORARY, atomic_path, remove
 from keras_vit.train import distribution, finish, run_batches
 from keras_vit.train.build import build_model, build_objective, compile_model
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
@@ -309,7 +309,7 @@ def _begin(plan: RunPlan, workdir: Path) -> None:
         )
     (workdir / RESULTS).unlink(missing_ok=True)
     for path in workdir.glob(f"{TEMPORARY}*"):  # left by a killed process: we hold the lock
-        path.unlink()
+        remove(path)
     with atomic_path(workdir / RECIPE) as temporary:
         text = json.dumps(plan.recipe.to_dict(), indent=2) + "\n"
         temporary.write_text(text, encoding="utf-8")

@@ -12,11 +12,11 @@ import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from keras_vit import ViTConfig
 from keras_vit.train.objectives.by_name import option_types
+from keras_vit.weights.files.documents import read_document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,6 +310,8 @@ class Recipe:
         for name, value in fields.items():
             part = _known(types_, name, "recipe")
             if isinstance(part, type) and dataclasses.is_dataclass(part):
+                if not isinstance(value, Mapping):
+                    raise ValueError(f"{name} must be an object. Received: {name}={value!r:.200}")
                 inner = typing.get_type_hints(part)
                 value = part(
                     **{
@@ -328,8 +330,17 @@ class Recipe:
             ValueError: The file is not a recipe; the message names it.
         """
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, TypeError, AttributeError) as error:
+            fields = read_document(path)
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be read as a recipe: {error}") from error
+        return cls.from_file_fields(path, fields)
+
+    @classmethod
+    def from_file_fields(cls, path: str | os.PathLike, fields: Mapping[str, Any]) -> "Recipe":
+        """The recipe of `to_dict`, which a file states. Errors name the file."""
+        try:
+            return cls.from_dict(fields)
+        except (ValueError, TypeError, ArithmeticError) as error:
             raise ValueError(f"{path} cannot be read as a recipe: {error}") from error
 
 
@@ -437,7 +448,8 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             hints = typing.get_type_hints(ViTConfig)
             return {k: _typed(f"{name}.{k}", v, _known(hints, k, name)) for k, v in value.items()}
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        if not (isinstance(value, int) and abs(value) > 1e300):  # too large for a float
+            return float(value)
     elif kind is type(None):
         if value is None:
             return None

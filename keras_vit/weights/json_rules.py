@@ -1,109 +1,120 @@
-"""Reads the JSON in or beside weights, and checks the type and size of each field that is used.
+"""The JSON beside weights and in their metadata: what each field that is used must be.
 
-Others wrote these files, so a known name may hold anything. Errors name the file and the field. The
-formats and `ViTConfig` check which values fit together.
+Others wrote these files, so a known name may hold anything. The formats and `ViTConfig` check which
+values fit together.
 """
 
 import json
-import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.config_rules import MAX_SIZE
-from keras_vit.weights.files.rules import Refused, parse_object, refusal
+from keras_vit.weights.files.documents import (
+    FLAG,
+    INT,
+    NUMBER,
+    NUMBERS,
+    TEXT,
+    Rule,
+    Shape,
+    each,
+    is_finite,
+    is_text,
+    read_document,
+)
+from keras_vit.weights.files.rules import Refused, refusal
 
 CONFIG = "config.json"
 METADATA = "keras_vit"
 """The name of our config in the metadata of a safetensors file."""
-MAX_JSON = 16 << 20
-"""Bytes of a JSON file; 21,843 labels take 2 MiB."""
-
-
-class Rule(NamedTuple):
-    """What a field must be, in words and as a test."""
-
-    text: str
-    holds: Callable[[Any], bool]
-    or_null: bool = True
 
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 < value <= MAX_SIZE
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e30 and math.isfinite(value)
+def _is_pair(value: Any) -> bool:
+    return each(_is_size)(value) and len(value) == 2
 
 
-def _all(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(holds, value))
+def _is_side(value: Any) -> bool:
+    """What transformers has for a size: one side, a pair, or sides by name."""
+    sides = value.values() if isinstance(value, dict) else (value,)
+    return _is_pair(value) or all(side is None or _is_size(side) for side in sides)
 
 
-TEXT = Rule("a string", lambda value: isinstance(value, str))
-OBJECT = Rule("an object", lambda value: isinstance(value, dict))
+def _is_labels(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(is_text(name) or type(name) in (int, float) for name in value.values())
+
+
 SIZE = Rule(f"an int from 1 to {MAX_SIZE}", _is_size)
-PAIR = Rule(
-    f"an int from 1 to {MAX_SIZE} or two of them",
-    lambda value: _is_size(value) or (_all(_is_size)(value) and len(value) == 2),
-)
-SIZES = Rule(f"three ints from 1 to {MAX_SIZE}", lambda v: _all(_is_size)(v) and len(v) == 3)
-NUMBER = Rule("a finite number", _is_number)
-NUMBERS = Rule("a list of finite numbers", _all(_is_number))
-CODE = Rule("an int", lambda value: type(value) is int)
+PAIR = Rule(f"an int from 1 to {MAX_SIZE} or two of them", lambda v: _is_size(v) or _is_pair(v))
+SIZES = Rule(f"three ints from 1 to {MAX_SIZE}", lambda v: each(_is_size)(v) and len(v) == 3)
+SIDES = Rule(f"an int from 1 to {MAX_SIZE}, two of them, or an object of them", _is_side)
+LABELS = Rule("an object of strings", _is_labels)
+STATED_NUMBER = NUMBER._replace(or_null=False)
 
-PIXELS = {"input_size": SIZES, "mean": NUMBERS, "std": NUMBERS, "crop_pct": NUMBER}
-ENCODER = {
-    "num_attention_heads": SIZE,
-    "image_size": PAIR,
-    "layer_norm_eps": NUMBER._replace(or_null=False),
-    "layerscale_value": NUMBER,
-    "rope_theta": NUMBER._replace(or_null=False),
-    "hidden_act": TEXT,
+PIXELS: Shape = {
+    "input_size": SIZES,
+    "mean": NUMBERS,
+    "std": NUMBERS,
+    "crop_pct": NUMBER,
+    "crop_mode": TEXT,
+    "interpolation": TEXT,
 }
-FIELDS: dict[str, Rule | dict[str, Rule]] = {
+ENCODER: Shape = {
+    "model_type": TEXT._replace(or_null=False),
+    "num_attention_heads": SIZE,
+    "num_channels": SIZE,
+    "image_size": PAIR,
+    "patch_size": PAIR,
+    "layer_norm_eps": STATED_NUMBER,
+    "rms_norm_eps": STATED_NUMBER,
+    "layerscale_value": NUMBER,
+    "rope_theta": STATED_NUMBER,
+    "hidden_act": TEXT,
+    "is_native": FLAG._replace(or_null=False),
+}
+FIELDS: Shape = {
     # transformers: config.json and preprocessor_config.json
     **ENCODER,
     "vision_config": ENCODER,  # of a model of images and text
+    "id2label": LABELS,
+    "decoder_num_attention_heads": SIZE,
+    "mask_ratio": Rule("a number from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1),
+    "norm_pix_loss": FLAG,
     "image_mean": NUMBERS,
     "image_std": NUMBERS,
-    "resample": CODE,
+    "resample": INT,
+    "do_normalize": FLAG,
+    "do_center_crop": FLAG,
+    "size": SIDES,
+    "crop_size": SIDES,
     # timm
-    "architecture": TEXT,
-    "model_args": {"num_heads": SIZE, "img_size": PAIR, "init_values": NUMBER},
+    "architecture": TEXT._replace(or_null=False),
+    "global_pool": TEXT,
+    "model_args": {
+        "num_heads": SIZE,
+        "img_size": PAIR,
+        "init_values": NUMBER,
+        "pool_include_prefix": FLAG,
+        "pos_embed": TEXT,
+        "global_pool": TEXT,
+    },
     "pretrained_cfg": PIXELS,
     **PIXELS,  # files written before 2023 have them at the top level
 }
+"""A shape; see `keras_vit.weights.files.documents`."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any]:
     """The object in a JSON file, or an empty one if there is no file."""
-    if not path.is_file():
-        return {}
-    if (size := path.stat().st_size) > MAX_JSON:
-        raise refusal(path, f"be a file of at most {MAX_JSON} bytes", bytes=size)
-    return parse_object(path, path.read_bytes())
-
-
-def check_fields(path: Path, content: Mapping[str, Any], rules: Mapping = FIELDS, above="") -> None:
-    """Raises `Refused` if a known field has another type or size.
-
-    Args:
-        path: The JSON file.
-        content: The object in it.
-        rules: A `Rule`, or the rules of an object, by field.
-        above: The field that holds the object, with a dot.
-    """
-    for name, rule in rules.items():
-        field, value = above + name, content.get(name)
-        own, inside = (OBJECT, rule) if isinstance(rule, dict) else (rule, {})
-        if name not in content or (value is None and own.or_null):
-            continue
-        if not own.holds(value):
-            raise refusal(path, f"state {field} as {own.text}", **{field: value})
-        check_fields(path, value or {}, inside, f"{field}.")
+    return read_document(path, shape) if path.exists() else {}
 
 
 def parse_config(path: str | os.PathLike, fields: Any) -> ViTConfig:

@@ -25,9 +25,10 @@ from keras_vit.model import ViT
 from keras_vit.model_weights import weight_shapes
 from keras_vit.weights import adapt
 from keras_vit.weights.files.arrays import non_finite
+from keras_vit.weights.files.documents import MAX_JSON, parse_document
 from keras_vit.weights.files.h5 import OPTIMIZER, check_weights_h5, read_shapes
-from keras_vit.weights.files.rules import mismatch, parse_object, refusal, refused_as
-from keras_vit.weights.json_rules import CONFIG, MAX_JSON, parse_config, read_json
+from keras_vit.weights.files.rules import Refused, mismatch, refusal, refused_as
+from keras_vit.weights.json_rules import CONFIG, parse_config, read_json
 
 WEIGHTS = "model.weights.h5"
 MODEL = "model.keras"
@@ -98,7 +99,8 @@ def load_weights_h5(path: Path, given: Mapping[str, Any], model_fields: Mapping[
             weight, np.zeros(weight.shape, "float32")
         )  # Keras loads only into existing values
     weights.initialize_rest()
-    model.load_weights(path)
+    with _named(path):
+        model.load_weights(path)
     values = _values(path, model)
     if target == source:
         return model
@@ -114,7 +116,7 @@ def find_keras(path: Path) -> Path | None:
 def load_adapted(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) -> ViT:
     """A model with the weights of a `.keras`, adapted to the fields that the caller passed."""
     check_keras_file(path)
-    saved = keras.saving.load_model(path, compile=False)
+    saved = load_model(path)
     for layer in saved._flatten_layers():
         if (mode := getattr(layer, "quantization_mode", None)) is not None:
             raise refusal(path, "be a model that is not quantized", quantization_mode=mode)
@@ -122,6 +124,24 @@ def load_adapted(path: Path, given: Mapping[str, Any], model_fields: Mapping[str
     target, new_head = adapt.target_config(source, given)
     _check_target(path, source, target, new_head)
     return _adapted(source, target, new_head, _values(path, saved), model_fields)
+
+
+def load_model(path: str | os.PathLike) -> keras.Model:
+    """The model in a `.keras` file that `check_keras_file` has checked. Errors name the file."""
+    with _named(path):
+        return keras.saving.load_model(path, compile=False)
+
+
+@contextlib.contextmanager
+def _named(path: str | os.PathLike) -> Iterator[None]:
+    """Adds the file's name to errors of Keras, h5py and zipfile."""
+    try:
+        yield
+    except Exception as error:  # they raise anything on a damaged file
+        raise Refused(
+            f"path must be a file that Keras loads. Received: path={os.fspath(path)!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _values(path: Path, model: ViT) -> dict[str, np.ndarray]:
@@ -244,7 +264,7 @@ def _read_config(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
         data = stream.read(MAX_JSON + 1)
     if len(data) > MAX_JSON:
         raise refusal(path, f"have a {CONFIG} of at most {MAX_JSON} bytes")
-    return parse_object(path, data)
+    return parse_document(path, data)
 
 
 def _stored(path: Path, file: BinaryIO, member: zipfile.ZipInfo) -> BinaryIO:

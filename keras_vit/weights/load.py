@@ -19,12 +19,13 @@ from keras_vit.model_weights import weight_shapes
 from keras_vit.paths import as_path, is_path
 from keras_vit.weights import adapt, keras_files
 from keras_vit.weights.files.arrays import Arrays, non_finite, open_arrays
-from keras_vit.weights.files.rules import Refused, mismatch, parse_object
+from keras_vit.weights.files.documents import check_fields, parse_document
+from keras_vit.weights.files.rules import Refused, mismatch
 from keras_vit.weights.formats import recognize
 from keras_vit.weights.json_rules import (
     CONFIG,
+    FIELDS,
     METADATA,
-    check_fields,
     parse_config,
     read_json,
 )
@@ -212,17 +213,19 @@ def local_path(source: str | os.PathLike) -> Path:
 def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
     fields = {}
     if METADATA in file.metadata:
-        fields = parse_object(file.path, file.metadata[METADATA].encode())
+        fields = parse_document(file.path, file.metadata[METADATA].encode(errors="surrogatepass"))
         parse_config(file.path, fields)
     json_files = read_json_files(file, path)
     config, pixels = (json_files.get(name, {}) for name in (CONFIG, PIXELS))
-    format, prefix = recognize(file.shapes, config)  # first: only formats have rules for JSON
-    for name, content in json_files.items():
-        check_fields(file.path.parent / name, content)
     try:
+        format, prefix = recognize(file.shapes, config)  # first: only formats have rules for JSON
+        for name, content in json_files.items():
+            check_fields(file.path.parent / name, content, FIELDS)
         return make_plan(
             format, prefix, file.shapes, given, config=config, pixels=pixels, stated=fields
         )
+    except Refused:
+        raise
     except ValueError as error:
         raise Refused(f"{error}, in {str(file.path)!r}") from error
 

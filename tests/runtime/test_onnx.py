@@ -81,7 +81,7 @@ def test_onnx_file_with_absurd_numbers_is_refused(model, path, tmp_path):
     for config, message in (
         ({**fields, "width": 2**31}, "width must be at most .* as '.*x.onnx' states"),
         ({**fields, "image_size": [4096, 4096]}, r"images of the size in its config, \(4096"),
-        ([], "state its config as an object"),
+        ([], "state config as an object"),
     ):
         file = onnx.load(path)
         (entry,) = (p for p in file.metadata_props if p.key == "keras_vit")

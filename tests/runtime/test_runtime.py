@@ -159,7 +159,10 @@ def test_open_uses_the_highest_version_of_an_export(model, tmp_path):
         ({"config": {**content["config"], "image_size": [48, 16]}}, "take images of the size in"),
         ({"max_batch_size": "9"}, "state max_batch_size as a positive int"),
         ({"labels": ["cat"]}, "state labels as 3 strings"),
-        ({"files": [1]}, "state files as an object of objects"),
+        ({"files": [1]}, "MANIFEST.json', files="),
+        ({"files": {"a": 5}}, "MANIFEST.json', files.a=5"),
+        ({"files": {}}, "state the sha256 of every file"),
+        ({"files": {**content["files"], "../x": {"sha256": ""}}}, "name files in "),
     ):
         manifest.write_text(json.dumps({**content, **changes}))
         with pytest.raises(ValueError, match=message):

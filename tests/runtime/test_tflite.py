@@ -4,6 +4,7 @@ import functools
 import json
 import sys
 
+import flatbuffers
 import numpy as np
 import pytest
 from conformance import TINY, images, run, tiny_model
@@ -14,6 +15,7 @@ from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.preprocessing import normalize
 from keras_vit.runtime.tflite import TFLiteRuntime
+from keras_vit.runtime.tflite_file import litert
 
 pytestmark = pytest.mark.backend_free
 
@@ -124,9 +126,13 @@ def test_images_of_another_shape_are_refused(write):
 def test_other_tflite_files_are_refused(write, tmp_path):
     content = write("fixed")[0].read_bytes()
     path = tmp_path / "other.tflite"
-    for wrong in (b"", b"PK", converted(), content[: len(content) // 2], content[:100]):
+    for wrong in (b"", b"PK", converted()):
         path.write_bytes(wrong)
         with pytest.raises(ValueError, match=r"as keras_vit.export_tflite writes it.*other.tflite"):
+            runtime.open(path)
+    for wrong in (content[: len(content) // 2], content[:100]):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"be a whole TFLite file.*other.tflite"):
             runtime.open(path)
     path.write_bytes(content.replace(b'{"format": 1', b'{"format": 2'))
     with pytest.raises(ValueError, match=r"format 1.*Received: format 2"):
@@ -156,7 +162,7 @@ def test_missing_litert_is_an_error(write, monkeypatch):
     [
         ('"depth": 4096', '"depth": 9999', "depth must be at most 4096. Received: depth=9999"),
         ('"image_size": [24, 16]', '"image_size": [88, 16]', r"in its config, \(88, 16, 3\)"),
-        ('"labels": null, "act', '"labels": 1234, "act', "state labels as 3 strings"),
+        ('"labels": null, "act', '"labels": 1234, "act', "state labels as a list of strings"),
         ('"images": "float32"', '"images": "floatXX"', "state images as one of"),
         ('"output": "logits"', '"output": "absurd"', "state output as one of"),
     ],
@@ -171,3 +177,46 @@ def test_tflite_file_with_an_absurd_record_is_refused(write, tmp_path, old, new,
     changed.write_bytes(content.replace(old.encode(), new.encode()))
     with pytest.raises(ValueError, match=message):
         runtime.open(changed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((2**20, None), "take batches of at most 268435456 bytes"),
+        ((None, 2**28), "have tensors of at most 67108864 bytes, enough for its config"),
+    ],
+)
+def test_tflite_file_that_asks_for_too_much_is_refused(
+    write, tmp_path, monkeypatch, sizes, message
+):
+    """The memory is never asked for: LiteRT does not see the file."""
+    schema = litert("schema_py_generated")
+    content = bytearray(write("fixed")[0].read_bytes())
+    graph = schema.Model.GetRootAs(content).Subgraphs(0)
+    tensors = graph.Tensors(graph.Inputs(0)), graph.Tensors(graph.TensorsLength() // 2)
+    for tensor, size in zip(tensors, sizes, strict=True):
+        if size is not None:
+            tensor.ShapeAsNumpy()[0] = size  # in `content`
+    path = tmp_path / "x.tflite"
+    path.write_bytes(content)
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
+    with pytest.raises(ValueError, match=f"{message}.*x.tflite"):
+        runtime.open(path)
+
+
+@pytest.mark.parametrize(
+    ("operator", "options"), [("SPLIT", "SplitOptions"), ("PACK", "PackOptions")]
+)
+def test_operator_without_its_options_is_refused(write, tmp_path, operator, options):
+    """LiteRT reads options that are not there, which ends the process."""
+    schema = litert("schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(write("fixed")[0].read_bytes())
+    transpose, other = (getattr(schema.BuiltinOperator, n) for n in ("TRANSPOSE", operator))
+    (code,) = (code for code in model.operatorCodes if code.builtinCode == transpose)
+    code.builtinCode = code.deprecatedBuiltinCode = other
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    path = tmp_path / "x.tflite"
+    path.write_bytes(bytes(builder.Output()))
+    with pytest.raises(ValueError, match=f"have {options} for {operator}.*x.tflite"):
+        runtime.open(path)

@@ -3,8 +3,10 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from conformance import TINY
+from safetensors.numpy import save_file
 
 import keras_vit
 from keras_vit import ViT
@@ -26,6 +28,9 @@ TIMM = [
     ({"pretrained_cfg": {"std": [NAN, 1, 1]}}, "pretrained_cfg.std"),
     ({"pretrained_cfg": {"crop_pct": "1"}}, "pretrained_cfg.crop_pct"),
     ({"crop_pct": 10**400}, "crop_pct"),
+    ({"pretrained_cfg": {"interpolation": ["bicubic"]}}, "pretrained_cfg.interpolation"),
+    ({"model_args": {"pos_embed": {}}}, "model_args.pos_embed"),
+    ({"architecture": None}, "architecture"),
 ]
 HUGGINGFACE = [
     ({"num_attention_heads": 0}, "num_attention_heads"),
@@ -39,12 +44,18 @@ HUGGINGFACE = [
     ({"layer_norm_eps": [1]}, "layer_norm_eps"),
     ({"layerscale_value": INF}, "layerscale_value"),
     ({"hidden_act": ["gelu"]}, "hidden_act"),
+    ({"model_type": ["vit"]}, "model_type"),
+    ({"model_type": None}, "model_type"),
+    ({"id2label": {"0": ["a"], "1": "b", "2": "c"}}, "id2label"),
+    ({"id2label": ["a", "b", "c"]}, "id2label"),
 ]
 PIXELS = [
     ({"image_mean": 0.5}, "image_mean"),
     ({"image_mean": ["a", 0, 0]}, "image_mean"),
     ({"image_std": [1e300, 1, 1]}, "image_std"),
     ({"resample": [3]}, "resample"),
+    ({"size": {"height": "24"}}, "size"),
+    ({"do_normalize": "no"}, "do_normalize"),
 ]
 
 
@@ -77,3 +88,13 @@ def test_json_of_other_libraries_is_checked(
         content[name] = {**content[name], **value} if inside else value
     (folder / file).write_text(json.dumps(content))
     refused(f"^path must state {field} as .*{file}', {field}=", keras_vit.from_pretrained, folder)
+
+
+@pytest.mark.backend_free
+def test_unknown_arrays_are_refused_before_their_json_is_read(foreign, tmp_path, refused):
+    """`recognize` reads the architecture of any config.json."""
+    folder = shutil.copytree(foreign / "timm", tmp_path / "timm")
+    save_file({"x": np.zeros(3, "float32")}, folder / "model.safetensors")
+    for content in ({"architecture": [1], "model_args": [1]}, {"model_type": {}}, {}):
+        (folder / "config.json").write_text(json.dumps(content))
+        refused(r"must (have the names|be one of timm's).*timm", keras_vit.from_pretrained, folder)

@@ -13,7 +13,7 @@ from conformance import TINY
 import keras_vit
 from keras_vit import ViT, ViTConfig
 from keras_vit.runtime import load_keras
-from keras_vit.runtime.base import check_input, stated
+from keras_vit.runtime.base import check_input, described
 from keras_vit.weights.files.rules import Refused
 from keras_vit.weights.json_rules import CONFIG, METADATA
 from keras_vit.weights.load import inspect
@@ -313,19 +313,19 @@ RECORD = {
     ("changes", "found"),
     [
         *(({"config": {**TINY.to_dict(), k: v}}, f"^{k} must be") for k, v in BEYOND.items()),
-        ({"config": None}, "state its config as an object"),
-        ({"config": [1]}, "state its config as an object"),
-        ({"labels": "abc"}, "state labels as 3 strings"),
+        ({"config": None}, "state config as an object"),
+        ({"config": [1]}, "state config as an object"),
+        ({"labels": "abc"}, "state labels as a list of strings"),
         ({"labels": ["a"]}, "state labels as 3 strings"),
-        ({"labels": [1, 2, 3]}, "state labels as 3 strings"),
+        ({"labels": [1, 2, 3]}, "state labels as a list of strings"),
         ({"activation": "relu"}, "state activation as one of"),
         ({"activation": []}, "state activation as one of"),
         ({"images": 5}, "state images as one of"),
     ],
 )
 def test_record_of_an_export_is_checked(refused, changes, found):
-    assert stated("x.onnx", RECORD)["config"] == TINY
-    refused(found, stated, "x.onnx", {**RECORD, **changes})
+    assert described("x.onnx", RECORD)["config"] == TINY
+    refused(found, described, "x.onnx", {**RECORD, **changes})
 
 
 @pytest.mark.backend_free

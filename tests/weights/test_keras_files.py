@@ -100,3 +100,18 @@ def test_keras_file_that_does_not_fit_is_refused(tmp_path):
     model.save(tmp_path / "nan.keras")
     with pytest.raises(ValueError, match="head/kernel"):
         keras_vit.from_pretrained(tmp_path / "nan.keras")
+
+
+@pytest.mark.backend_free
+def test_damaged_keras_file_is_named(tmp_path):
+    """Keras and zipfile raise errors of their own, which do not say what file they read."""
+    path = tmp_path / "model.keras"
+    model = random_vit(image_size=(24, 16))
+    model.save(path)
+    content = path.read_bytes()
+    # The checksum of the weights is now wrong.
+    at = content.index(keras.ops.convert_to_numpy(model.weights[0].value).tobytes())
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    for read in (keras_vit.from_pretrained, keras_vit.runtime.open):
+        with pytest.raises(ValueError, match=r"that Keras loads.*model\.keras.*Bad CRC-32"):
+            read(path)

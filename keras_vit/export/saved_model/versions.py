@@ -6,12 +6,11 @@ version is written under a name that is not a number, flushed to the disk, and t
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_vit.atomic import flush_folder
+from keras_vit.atomic import flush_folder, remove_left_over, temporary_name
 from keras_vit.paths import check_above
 
 
@@ -38,7 +37,8 @@ def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Pa
     """Yields a folder to write to, which becomes `path/version` when the block ends.
 
     If the block raises, the folder is removed, and so are the parents that were created for it. A
-    killed process leaves a folder named `.tmp-*`, which no server takes for a version.
+    killed process leaves a folder named `.tmp-*`, which no server takes for a version and which the
+    next export removes.
 
     Args:
         path: The folder of all versions, created if needed.
@@ -48,7 +48,8 @@ def new_version(path: Path, version: int | None) -> Iterator[tuple[Path, list[Pa
         The folder, and a list that holds the version's path once the block has ended.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    temporary = path / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
+    remove_left_over(path)
+    temporary = path / temporary_name()
     temporary.mkdir(parents=True)
     placed: list[Path] = []
     try:

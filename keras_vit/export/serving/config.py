@@ -9,10 +9,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from keras_vit.atomic import remove_left_over, temporary_name
 from keras_vit.export.serving import templates as text
 from keras_vit.paths import as_path
+from keras_vit.runtime.saved_model import MANIFEST, read_limits
 
 IMAGE = "tensorflow/serving:2.21.0"
 """The server's image. It must not be older than the TensorFlow that wrote the models."""
@@ -169,39 +170,23 @@ def _check_manifests(folder: Path, max_batch_size: int, image: str) -> None:
     """Raises if the server is older than a model, or makes batches that the model refuses."""
     tag = re.search(r":(\d+)\.(\d+)[^:/]*$", image)
     for number in _versions(folder):
-        file = folder / str(number) / "MANIFEST.json"
+        file = folder / str(number) / MANIFEST
         if not file.is_file():  # a SavedModel that another program wrote
             continue
-        manifest = _read_manifest(file)
+        manifest = read_limits(file)
         most = manifest.get("max_batch_size", max_batch_size)
         if max_batch_size > most:
             raise ValueError(
                 f"max_batch_size must be at most {most}, what {file.parent} was exported for. "
                 f"Received: max_batch_size={max_batch_size}"
             )
-        written = manifest.get("versions", {}).get("tensorflow", "")
+        written = manifest.get("versions", {}).get("tensorflow") or ""
         wrote = re.match(r"(\d+)\.(\d+)", written)
         if tag and wrote and tuple(map(int, tag.groups())) < tuple(map(int, wrote.groups())):
             raise ValueError(
                 f"image must not be older than TensorFlow {written}, which wrote {file.parent}. "
                 f"Received: image={image!r}"
             )
-
-
-def _read_manifest(file: Path) -> dict[str, Any]:
-    """A MANIFEST.json, with what is read of it in the types that `export_saved_model` writes."""
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be a JSON file. Received: {error}") from error
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{file} must hold an object. Received: a {type(manifest).__name__}")
-    most, versions = manifest.get("max_batch_size", 1), manifest.get("versions", {})
-    if type(most) is not int:
-        raise ValueError(f"{file} must state an int. Received: max_batch_size={str(most)[:200]!r}")
-    if not isinstance(versions, dict) or not isinstance(versions.get("tensorflow", ""), str):
-        raise ValueError(f"{file} must state strings. Received: versions={str(versions)[:200]}")
-    return manifest
 
 
 def _write(folder: Path, files: Mapping[str, str], overwrite: bool) -> list[Path]:
@@ -218,9 +203,10 @@ def _write(folder: Path, files: Mapping[str, str], overwrite: bool) -> list[Path
             f"Received: {', '.join(there)}"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    remove_left_over(folder)
     for path, content in changed.items():
         # Written atomically, because a running server reads models.config again.
-        temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+        temporary = path.with_name(temporary_name(path.name))
         try:
             temporary.write_text(content, encoding="utf-8", newline="\n")
             os.replace(temporary, path)

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.runtime.base import RECORD
-from keras_vit.runtime.tflite import litert
+from keras_vit.runtime.tflite_file import litert
 
 LABELS = "labels.txt"
 TASKS = "TFLITE_METADATA"

@@ -19,7 +19,7 @@ from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.in_tensorflow import PlainTensorFlow
 from keras_vit.export.program import Program, skewed
-from keras_vit.runtime.tflite import litert
+from keras_vit.runtime.tflite_file import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
 MAX_BYTES = 1_900_000_000  # neither a graph of TensorFlow nor a FlatBuffer holds more than 2 GB

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.quantization import Ranges, check_ranges, modes_of
-from keras_vit.runtime.tflite import IDENTIFIER
+from keras_vit.runtime.tflite_file import IDENTIFIER
 
 MODES = ("float16", "dynamic", "int8")
 PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")

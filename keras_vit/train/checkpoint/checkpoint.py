@@ -44,6 +44,8 @@ from keras_vit.train.distribution.devices import Devices
 # What `model.stop_training` is set to at the end of a shortened epoch. Any callback that wants to
 # stop the run replaces it.
 PAUSE = "the epoch is over"
+# In the logs of an epoch whose metrics do not count all of its steps: the first one they count.
+COUNTED_FROM = "metrics_from_step"
 # How long callbacks in other threads may take to finish a batch that the device has done.
 CALLBACK_SECONDS = 30
 
@@ -66,8 +68,9 @@ class Checkpoint(keras.callbacks.Callback):
     the beginning of an epoch, and checkpoints are made when epochs end.
 
     With several processes, the first one writes and all of them read. On TensorFlow, reading a
-    metric needs all processes, so the logs of an interrupted epoch count its second part only.
-    Weights are not affected.
+    metric needs all processes, so the logs of an interrupted epoch count its second part only, and
+    say so: "metrics_from_step" is the first step of the epoch that they count. Weights are not
+    affected.
 
     Args:
         folder: Where the checkpoints go. It should hold nothing else.
@@ -120,6 +123,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._opened = False
         self._pending: PendingRestore | None = None
         self._random: tuple[dict, dict] | None = None
+        self._counted_from: int | None = None  # the first step in the metrics of this epoch
         self._torch: Any = None  # torch's generator when an epoch began
         self._restarting: str | None = None  # data that Keras restarts with each epoch
         self._best = BestEpoch(monitor, mode)
@@ -207,6 +211,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _open_training(self):
         if self.devices.is_chief:
             self._lock.acquire()
+            wait_for_writer(self.folder)
+            files.remove_partial(self.folder)
             if any(step > self.step for step in manifest.steps(self.folder)):
                 raise FileExistsError(
                     "folder must be new, or restore() must be called before fit. Received: "
@@ -265,7 +271,10 @@ class Checkpoint(keras.callbacks.Callback):
         if count.skipped and done + executed >= self.params["steps"]:
             self._model.stop_training = self._model.stop_training or PAUSE
 
-    def _close_epoch(self):
+    def _close_epoch(self, logs):
+        if self._counted_from is not None and logs is not None:
+            logs[COUNTED_FROM] = self._counted_from
+        self._counted_from = None
         if self._model.stop_training == PAUSE:  # no callback asked to stop
             self._model.stop_training = False
         self._count.close_epoch()
@@ -289,6 +298,14 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if self._pending is not None:
             self._random = self._pending.begin(self.model, self._others.callbacks)
+            if self._pending.lacks_metrics:
+                self._counted_from = self._count.skipped
+                if self.devices.is_chief:
+                    logger.warning(
+                        "The metrics of epoch %d count its steps from %d on: on several TensorFlow "
+                        "workers they are not saved. Weights are not affected",
+                        *(epoch + 1, self._counted_from),
+                    )
             self._pending = None
         if self._random is None:
             self._torch = random_state.torch_generator()
@@ -418,7 +435,7 @@ class _Opening(keras.callbacks.Callback):
         self.checkpoint._open_batch(batch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.checkpoint._close_epoch()
+        self.checkpoint._close_epoch(logs)
 
 
 class _StepCounter:

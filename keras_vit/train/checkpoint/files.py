@@ -28,16 +28,17 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.atomic import atomic_path, flush_folder
+from keras_vit.atomic import atomic_path, flush_folder, remove
 from keras_vit.train.checkpoint.manifest import (
     ARRAYS,
     FACTS,
     MANIFEST,
+    STATE,
     BrokenCheckpointError,
-    check_step,
     file_record,
     folders,
     manifest_text,
+    read_facts,
     step_of,
     verify_checkpoint,
 )
@@ -124,13 +125,12 @@ def read(path: str | os.PathLike) -> Snapshot:
     """
     path = Path(path)
     verify_checkpoint(path)
-    facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
+    facts = read_facts(path, STATE)
     if facts["format"] != FORMAT:
         raise ValueError(
             f"A checkpoint must have format {FORMAT}. Received: {str(path)!r}, "
             f"which has format {facts['format']}"
         )
-    check_step(path, facts)
     with open_arrays(path / ARRAYS) as arrays:
         return Snapshot(path, facts, dict(arrays), arrays.dtypes)
 
@@ -179,7 +179,7 @@ def prune(folder: str | os.PathLike, keep: int, best: int | None = None) -> None
 def remove_partial(folder: str | os.PathLike) -> None:
     """Removes what killed processes left half-written. The caller must hold the lock."""
     for path in Path(folder).glob("ckpt-*.tmp-*"):
-        shutil.rmtree(path)  # this process writes nothing now: see writer.wait_for_writer
+        remove(path)  # this process writes nothing now: see writer.wait_for_writer
 
 
 def mark_broken(path: Path) -> Path:

@@ -12,9 +12,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_vit.weights.files.documents import (
+    COUNT,
+    FLAG,
+    INT,
+    MAX_COUNT,
+    OBJECT,
+    OBJECTS,
+    TEXT,
+    Rule,
+    Shape,
+    is_finite,
+    read_document,
+    stated,
+)
+
 LOCK = "lock"
 ARRAYS, FACTS, MANIFEST = "state.safetensors", "state.json", "MANIFEST.json"
-NAME = re.compile(r"ckpt-(\d+)")
+NAME = re.compile(r"ckpt-([0-9]{1,12})")
+MAX_FACTS = 1 << 28
+"""Bytes of a state.json, which holds what callbacks remember of every epoch."""
+SUMMARY: Shape = {
+    "time": stated(Rule("seconds since 1970", lambda v: is_finite(v) and 0 <= v < MAX_COUNT)),
+    "position": stated(
+        OBJECT,
+        {
+            "epoch": stated(COUNT),
+            "step_in_epoch": stated(COUNT),
+            "step": stated(COUNT),
+            "stopped": stated(FLAG),
+        },
+    ),
+    "steps_per_epoch": COUNT,
+    "best": {"step": COUNT},
+}
+"""What state.json states for a listing."""
+STATE: Shape = {
+    **SUMMARY,
+    "format": stated(INT),
+    "inside_epoch": stated(FLAG),
+    "best": {
+        "name": stated(TEXT),
+        "value": stated(Rule("a finite number", is_finite)),
+        "step": stated(COUNT),
+    },
+    "versions": stated(OBJECT),
+    "callbacks": stated(OBJECTS),
+    "random": stated(OBJECT),
+}
+"""What state.json states for a run that resumes."""
 
 
 class BrokenCheckpointError(ValueError):
@@ -30,8 +76,8 @@ def verify_checkpoint(path: Path, hashes: bool = True) -> None:
     """
     manifest = path / MANIFEST
     try:
+        files = read_document(manifest)["files"]
         text = manifest.read_text(encoding="utf-8")
-        files = json.loads(text)["files"]
         # The text is compared, so that a change of any bit of the manifest is found.
         intact = manifest_text(files) == text and files.keys() == {ARRAYS, FACTS}
         intact = intact and all(file.keys() == {"size", "sha256"} for file in files.values())
@@ -57,23 +103,22 @@ def verify_checkpoint(path: Path, hashes: bool = True) -> None:
                 )
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint."""
-    facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
-    check_step(path, facts)
-    return facts
+def read_facts(path: Path, shape: Shape = SUMMARY) -> dict[str, Any]:
+    """The state.json of a checkpoint.
 
-
-def check_step(path: Path, facts: Any) -> None:
-    """Raises a `BrokenCheckpointError` if state.json and the folder name different steps."""
+    Raises:
+        BrokenCheckpointError: It is damaged, or of another step than its folder.
+    """
     try:
-        step = facts["position"]["step"]
-    except (KeyError, TypeError) as error:
-        raise BrokenCheckpointError(f"{path / FACTS} does not state its step") from error
+        facts = read_document(path / FACTS, shape, MAX_FACTS)
+    except ValueError as error:
+        raise BrokenCheckpointError(str(error)) from error
+    step = facts["position"]["step"]
     if step != step_of(path):
         raise BrokenCheckpointError(
             f"{path} must be a checkpoint of that step. Received: of {step}"
         )
+    return facts
 
 
 def steps(folder: str | os.PathLike) -> list[int]:

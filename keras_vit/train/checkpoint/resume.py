@@ -44,6 +44,12 @@ class PendingRestore:
         self.snapshot = dataclasses.replace(snapshot, arrays=rest)
         self._kept: dict[str, np.ndarray] = {}
 
+    @property
+    def lacks_metrics(self) -> bool:
+        """Whether the run resumes in the middle of an epoch whose metrics were not saved."""
+        saved = model_state.names(model_state.METRICS, self.snapshot.arrays)
+        return bool(self.snapshot.facts["inside_epoch"]) and not saved
+
     def keep(self, model: keras.Model) -> None:
         """Call before the `on_train_begin` of other callbacks."""
         name, steps = _data_of_fit()

@@ -1,6 +1,5 @@
 """Checks of a run folder before its run, and reading what an earlier run left there."""
 
-import json
 import logging
 import math
 import shutil
@@ -12,10 +11,11 @@ import keras
 import numpy as np
 
 from keras_vit.atomic import TEMPORARY
-from keras_vit.train.checkpoint.manifest import LOCK, listing, read_facts
+from keras_vit.train.checkpoint.manifest import FACTS, LOCK, SUMMARY, listing, read_facts
 from keras_vit.train.distribution.devices import Devices
 from keras_vit.train.recipe import Recipe, changed_fields
 from keras_vit.train.run.run_status import CHECKPOINTS, MODEL, RECIPE, RESULTS
+from keras_vit.weights.files.documents import OBJECT, read_document, stated
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +93,10 @@ def read_recipe(workdir: Path) -> Recipe:
         for entry in reversed(listing(workdir / CHECKPOINTS, hashes=True)):
             if entry["whole"]:
                 logger.warning("%s; using the one in %s", error, entry["path"])
-                extra = read_facts(Path(entry["path"]))["extra"]
-                return Recipe.from_dict(extra["recipe"])
+                path = Path(entry["path"])
+                shape = {**SUMMARY, "extra": stated(OBJECT, {"recipe": stated(OBJECT)})}
+                fields = read_facts(path, shape)["extra"]["recipe"]
+                return Recipe.from_file_fields(path / FACTS, fields)
         raise
 
 
@@ -103,7 +105,7 @@ def read_results(workdir: Path) -> dict[str, Any] | None:
     if not (workdir / RESULTS).exists():
         return None
     try:
-        found = json.loads((workdir / RESULTS).read_text(encoding="utf-8"))
+        found = read_document(workdir / RESULTS)
     except ValueError as error:
         logger.warning("%s cannot be read, and is created again: %s", workdir / RESULTS, error)
         return None

@@ -11,11 +11,18 @@ lock              held by the process that trains
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_vit.train.checkpoint.manifest import FACTS, LOCK, listing_with_facts
+from keras_vit.train.checkpoint.manifest import LOCK, listing_with_facts
+from keras_vit.weights.files.documents import (
+    COUNT,
+    TEXT,
+    Shape,
+    is_count,
+    not_null,
+    read_document,
+)
 
 try:
     import fcntl
@@ -25,8 +32,13 @@ except ImportError:  # Windows has no such locks
 RECIPE, LOG, MODEL, RESULTS = "recipe.json", "log.jsonl", "model.keras", "results.json"
 OBJECTIVE = "objective.keras"
 CHECKPOINTS = "checkpoints"
-MAX_COUNT = 1 << 40
-"""Above any number of steps, and of seconds since 1970."""
+RECIPE_SHAPE: Shape = {
+    "name": TEXT,
+    "data": not_null({}),
+    "model": not_null({"variant": TEXT, "method": TEXT, "config": not_null({})}),
+    "run": not_null({"steps": COUNT}),
+}
+"""What is shown of recipe.json; see `keras_vit.weights.files.documents`."""
 
 
 def is_run(path: str | os.PathLike) -> bool:
@@ -51,19 +63,12 @@ def read_run(folder: str | os.PathLike) -> dict[str, Any]:
     problems: list[str] = []
     process = _holder(folder / LOCK)  # first, because the run may end meanwhile
     results = _read_object(folder / RESULTS, problems)
-    recipe = _read_object(folder / RECIPE, problems) or {}
-    if wrong := _wrong_in_recipe(recipe):
-        problems.append(f"{folder / RECIPE} must be a recipe. Received: {wrong}")
-        recipe = {}
+    recipe = _read_object(folder / RECIPE, problems, RECIPE_SHAPE) or {}
     try:
         found = listing_with_facts(folder / CHECKPOINTS, hashes=True)
     except NotADirectoryError as error:
         problems.append(str(error))
         found = []
-    for entry, facts in found:
-        if entry["whole"] and (wrong := _wrong_in_facts(facts)):
-            problem = f"{Path(entry['path'], FACTS)} must be of a checkpoint. Received: {wrong}"
-            entry.update(whole=False, problem=problem)
     problems += [entry["problem"] for entry, _ in found if not entry["whole"]]
     facts = next((facts for entry, facts in reversed(found) if entry["whole"]), None)
     if process is not None:
@@ -79,7 +84,7 @@ def read_run(folder: str | os.PathLike) -> dict[str, Any]:
     if facts is not None:
         position = {**facts["position"], "steps_per_epoch": facts.get("steps_per_epoch")}
         extra = facts.get("extra")
-        if isinstance(extra, dict) and _is_count(extra.get("steps")):
+        if isinstance(extra, dict) and is_count(extra.get("steps")):
             steps = extra["steps"]
     names = sorted(path.name for path in (folder / CHECKPOINTS).glob("ckpt-*.*"))
     return {
@@ -112,51 +117,17 @@ def _holder(path: Path) -> str | None:
     return None
 
 
-def _read_object(path: Path, problems: list[str]) -> dict[str, Any] | None:
+def _read_object(
+    path: Path, problems: list[str], shape: Shape | None = None
+) -> dict[str, Any] | None:
     """The object in a JSON file; None if the file is missing or cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_document(path, shape)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         problems.append(f"{path} cannot be read: {error}")
         return None
-    if not isinstance(found, dict):
-        problems.append(f"{path} must hold an object. Received: {type(found).__name__}")
-        return None
-    return found
-
-
-def _wrong_in_recipe(found: Mapping[str, Any]) -> str:
-    """The first invalid entry of a recipe, or an empty string."""
-    sections = {name: found.get(name, {}) for name in ("run", "data", "model")}
-    for name, section in sections.items():
-        if not isinstance(section, dict):
-            return f"{name}={section!r}"
-    config, steps = sections["model"].get("config", {}), sections["run"].get("steps")
-    if not isinstance(config, dict):
-        return f"model.config={config!r}"
-    return "" if steps is None or _is_count(steps) else f"run.steps={steps!r}"
-
-
-def _wrong_in_facts(facts: Mapping[str, Any]) -> str:
-    """The first invalid entry of a state.json, or an empty string."""
-    position = facts["position"]
-    numbers = {f"position.{k}": position.get(k) for k in ("step", "epoch", "step_in_epoch")}
-    if facts.get("steps_per_epoch") is not None:
-        numbers["steps_per_epoch"] = facts["steps_per_epoch"]
-    moment = facts.get("time")
-    if not isinstance(moment, int | float) or not 0 <= moment < MAX_COUNT:
-        return f"time={moment!r}"
-    for name, value in numbers.items():
-        if not _is_count(value):
-            return f"{name}={value!r}"
-    stopped = position.get("stopped")
-    return "" if isinstance(stopped, bool) else f"position.stopped={stopped!r}"
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MAX_COUNT
 
 
 def _read_log(path: Path, problems: list[str]) -> dict[str, Any]:

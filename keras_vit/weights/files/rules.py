@@ -1,4 +1,4 @@
-"""Which files are refused: the rules on shapes, dtypes and JSON, and the error `Refused`.
+"""Which files are refused: the rules on shapes and dtypes, and the error `Refused`.
 
 Every reader creates `Declared` records from a file's headers, and refuses a file that breaks a rule
 before it reads, allocates or maps one byte of an array.
@@ -6,12 +6,10 @@ before it reads, allocates or maps one byte of an array.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import reprlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -121,22 +119,3 @@ def refused_as(
     except errors as error:
         said = str(error) or type(error).__name__
         raise refusal(path, rule, **received, error=said) from error
-
-
-def parse_object(path: str | os.PathLike, data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`. Refuses a name that occurs twice (S3)."""
-    rule = "hold one JSON object with each name once"
-    with refused_as(path, rule, (ValueError, RecursionError)):
-        found = json.loads(data.decode(), object_pairs_hook=_unique)
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__}")
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:200]!r} occurs twice")
-        found[name] = value
-    return found

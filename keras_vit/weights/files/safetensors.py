@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from keras_vit.weights.files.rules import DTYPES, Declared, declare, decode, parse_object, refusal
+from keras_vit.weights.files.documents import parse_document
+from keras_vit.weights.files.rules import DTYPES, Declared, declare, decode, refusal
 
 MAX_HEADER = 4 << 20
 """Bytes of a header or an index: 4 MiB hold about 30,000 arrays."""
@@ -73,7 +74,7 @@ class SafetensorsReader:
         if length > MAX_HEADER or 8 + length > self._size:
             rule = f"have a header within the file, of at most {MAX_HEADER} bytes"
             raise refusal(self.path, rule, header=length, bytes=self._size)
-        return parse_object(self.path, self._file.read(length)), 8 + length
+        return parse_document(self.path, self._file.read(length)), 8 + length
 
     def _check_metadata(self, metadata: Any) -> dict[str, str]:
         if isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values()):
@@ -152,7 +153,7 @@ class ShardsReader:
         """
         if (size := self.path.stat().st_size) > MAX_HEADER:
             raise refusal(self.path, f"be an index of at most {MAX_HEADER} bytes", bytes=size)
-        weight_map: Any = parse_object(self.path, self.path.read_bytes()).get("weight_map")
+        weight_map: Any = parse_document(self.path, self.path.read_bytes()).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise refusal(self.path, "have a weight_map from names to files", weight_map=weight_map)
         for name, file in weight_map.items():

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_vit.config_rules import short
 from keras_vit.weights.formats import timm_config
 from keras_vit.weights.formats.beit import BEIT
 from keras_vit.weights.formats.big_vision import BIG_VISION
@@ -61,9 +62,11 @@ def recognize(names: Iterable[str], config: Mapping[str, Any]) -> tuple[Format, 
         if prefix is not None:
             return format, prefix
     if "architecture" in config:
-        timm_config.stated_fields(config)  # refuses timm's other architectures by name
-    shown = ", ".join(map(repr, names[:5])) or "none"
-    stated = [f", {key}={config[key]!r}" for key in ("model_type", "architecture") if key in config]
+        timm_config.check_architecture(config["architecture"])
+    shown = ", ".join(map(short, names[:5])) or "none"
+    stated = [
+        f", {key}={short(config[key])}" for key in ("model_type", "architecture") if key in config
+    ]
     raise ValueError(
         f"source must have the names of one of {', '.join(FORMATS)}. "
         f"Received: {len(names)} arrays, first {shown}{''.join(stated)}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_vit.config import ViTConfig
-from keras_vit.config_rules import is_int
+from keras_vit.config_rules import is_int, short
 from keras_vit.weights.formats.table import per_channel
 
 # Model types with a plain ViT as encoder, and the defaults of epsilon and image size.
@@ -42,7 +42,7 @@ def stated_fields(
         if kind not in model_types:
             raise ValueError(
                 "model_type in config.json must be that of a plain ViT, one of "
-                f"{', '.join(model_types)}. Received: model_type={kind!r}"
+                f"{', '.join(model_types)}. Received: model_type={short(kind)}"
             )
         # Some versions of transformers omit default values.
         epsilon, size = model_types[kind]
@@ -68,7 +68,7 @@ def _gelu(act: Any) -> str:
     if act not in GELUS:
         raise ValueError(
             f"hidden_act in config.json must be one of {', '.join(GELUS)}. "
-            f"Received: hidden_act={act!r}"
+            f"Received: hidden_act={short(act)}"
         )
     return GELUS[act]
 

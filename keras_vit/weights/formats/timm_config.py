@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit.config import ViTConfig
-from keras_vit.config_rules import RESIZE_METHODS
+from keras_vit.config_rules import RESIZE_METHODS, short
 from keras_vit.weights.formats.table import per_channel
 
 POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
@@ -75,7 +75,7 @@ def _value(cell: str) -> Any:
 
 def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a `ViTConfig` that `config.json` states."""
-    fields = _architecture(config["architecture"]) if "architecture" in config else {}
+    fields = check_architecture(config["architecture"]) if "architecture" in config else {}
     arguments = dict(config.get("model_args") or {})
     for name, value in arguments.items():
         if name not in READ + IDLE and not name.endswith("drop_rate") and value:
@@ -103,19 +103,19 @@ def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return fields | _pixels(config) | _size(arguments, config)
 
 
-def _architecture(name: Any) -> dict[str, Any]:
+def check_architecture(name: Any) -> dict[str, Any]:
     """The fields that timm's function of this name sets. Refuses other kinds of model."""
     row = architectures().get(str(name).split(".")[0])
     if row is None:
         raise ValueError(
             "architecture in config.json must be one of timm's ViTs that keras_vit knows. If it is "
             "a plain ViT, remove the entry and pass num_heads, gelu, norm_epsilon and pooling. "
-            f"Received: architecture={name!r}"
+            f"Received: architecture={short(name)}"
         )
     if "unlike" in row:
         raise ValueError(
             f"source must be a plain ViT. This one has {row['unlike']}, which ViT does not have. "
-            f"Received: architecture={name!r}"
+            f"Received: architecture={short(name)}"
         )
     return dict(row)
 
@@ -152,7 +152,7 @@ def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if not isinstance(value, str) or value not in known:
         raise ValueError(
             f"{name} in config.json must be one of {', '.join(map(repr, known))}. "
-            f"Received: {name}={value!r}"
+            f"Received: {name}={short(value)}"
         )
     return known[value]
 

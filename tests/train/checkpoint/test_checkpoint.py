@@ -1,5 +1,6 @@
 """`Checkpoint` with small models: what it restores, when it saves, and what it refuses."""
 
+import json
 import logging
 import os
 import resource
@@ -13,6 +14,8 @@ import pytest
 
 from keras_vit.train.checkpoint import files, manifest, model_state
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
+from keras_vit.train.distribution.devices import Devices
+from keras_vit.train.run.callbacks import JsonLines
 
 STEPS = 4
 
@@ -310,16 +313,18 @@ def test_checkpoint_refuses_what_would_lose_or_mix_runs(tmp_path):
             Checkpoint(tmp_path, **arguments)
 
 
-def test_checkpoint_by_time_and_at_the_end_only(tmp_path):
-    class Sleep(keras.callbacks.Callback):
+def test_checkpoint_by_time_and_at_the_end_only(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    class Wait(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if checkpoint.step == 3:
-                time.sleep(0.3)
+                clock[0] += 61
 
-    checkpoint = Checkpoint(tmp_path / "time", every_minutes=0.25 / 60, keep=100)
-    fit(make_model(), data(), checkpoint.around([Sleep()]))
-    assert 3 in manifest.steps(tmp_path / "time")
-    assert manifest.steps(tmp_path / "time")[-1] == 8
+    checkpoint = Checkpoint(tmp_path / "time", every_minutes=1, keep=100)
+    fit(make_model(), data(), checkpoint.around([Wait()]))
+    assert manifest.steps(tmp_path / "time") == [3, 8]
     fit(make_model(), data(), Checkpoint(tmp_path / "end").around())
     assert manifest.steps(tmp_path / "end") == [8]
 
@@ -371,3 +376,33 @@ def test_checkpoint_progress_bar_starts_where_the_epoch_resumes(tmp_path, capsys
     said = capsys.readouterr().out
     assert set(shown) == {3, 4} and "Epoch 2/2" in said and "4/4" in said
     assert "1/4" not in said and "2/4" not in said
+
+
+def test_log_of_an_epoch_says_which_steps_its_metrics_count(tmp_path, caplog):
+    """On several TensorFlow workers, metrics cannot be saved in the middle of an epoch."""
+
+    class Workers(Devices):
+        reads_metrics_alone = False
+
+    def resumed(name, devices):
+        def checkpoint():
+            return Checkpoint(tmp_path / name, save_freq=1, devices=devices)
+
+        log = [JsonLines(tmp_path / f"{name}.jsonl")]
+        with pytest.raises(KeyboardInterrupt):
+            fit(make_model(), data(), checkpoint().around([*log, Raise(STEPS + 3)]))
+        again = checkpoint()
+        start = again.restore(model := make_model())
+        rest = list(data())[start.step :]
+        fit(
+            model, (batch for batch in rest), again.around(log), epochs=3, initial_epoch=start.epoch
+        )
+        lines = map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())
+        return start.step_in_epoch, [line.get("metrics_from_step") for line in lines]
+
+    done, counted = resumed("workers", Workers(["this"]))
+    assert done > 0 and counted == [None, done, None]
+    assert f"The metrics of epoch 2 count its steps from {done} on" in caplog.text
+    caplog.clear()
+    done, counted = resumed("one", Devices(["this"]))
+    assert done > 0 and counted == [None, None, None] and "count its steps" not in caplog.text

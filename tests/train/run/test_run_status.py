@@ -161,24 +161,24 @@ def test_run_status_names_a_damaged_file_of_a_checkpoint(folder, info, name):
     ("name", "text", "message"),
     [
         (run_status.RECIPE, '{"name": ', "recipe.json cannot be read"),
-        (run_status.RESULTS, "[]", "results.json must hold an object. Received: list"),
+        (run_status.RESULTS, "[]", "results.json', error='a list'"),
         (run_status.LOG, '{"epoch": 1}\nspoiled\n', "log.jsonl cannot be read in line 2"),
         (
             run_status.LOG,
             '{"epoch": 1}\n[[1, 2]]\n',
             "must hold an object in line 2. Received: [[1, 2]]",
         ),
-        (run_status.RECIPE, '{"run": null}', "recipe.json must be a recipe. Received: run=None"),
+        (run_status.RECIPE, '{"run": null}', "recipe.json', run=None"),
         (
             run_status.RECIPE,
             '{"model": {"config": 5}}',
-            "must be a recipe. Received: model.config=5",
+            "must state model.config as an object. Received: ",
         ),
-        (run_status.RECIPE, '{"run": {"steps": "x"}}', "must be a recipe. Received: run.steps='x'"),
+        (run_status.RECIPE, '{"run": {"steps": "x"}}', "recipe.json', run.steps='x'"),
         (
             run_status.RECIPE,
             '{"run": {"steps": 1e999}}',
-            "must be a recipe. Received: run.steps=inf",
+            "recipe.json', run.steps=inf",
         ),
         (run_status.RECIPE, "[" * 10**5, "recipe.json cannot be read"),
     ],
@@ -198,7 +198,7 @@ def test_run_status_names_other_damaged_files(folder, info, name, text, message)
         ({"time": "now"}, "time='now'"),
         ({"steps_per_epoch": "4"}, "steps_per_epoch='4'"),
         ({"position": {"step": 11, "epoch": 10**30, "step_in_epoch": 0}}, "position.epoch=1000"),
-        ({"position": {"step": 11, "epoch": 2, "step_in_epoch": None}}, "step_in_epoch=None"),
+        ({"position": {"step": 11, "epoch": 2, "step_in_epoch": None}}, "step_in_epoch as an int"),
     ],
 )
 def test_run_status_names_absurd_numbers_in_a_checkpoint(folder, info, changes, message):

@@ -1,0 +1,46 @@
+"""The short form of `make fuzz`: the first inputs of every target, in this process.
+
+Time and memory are not measured here, only the errors: a busy machine must not fail a test.
+"""
+
+import pytest
+from targets import READ, REFUSED, TARGETS, Target, make_input, outcome, place
+
+pytestmark = pytest.mark.backend_free
+# By target; the others need a second an input, or engines that take seconds to import.
+INPUTS = {"pictures": 120, "configs": 80, "runs": 40, "weights": 60}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_damaged_files_are_read_or_refused_with_their_name(name, tmp_path, caplog):
+    target = TARGETS[name]
+    made = target.seeds()
+    outcomes = set()
+    for number in range(INPUTS[name]):
+        _, files = make_input(target, made, name, number)
+        folder = tmp_path / str(number)
+        place(files, folder)
+        found = outcome(target, folder)
+        assert found in (READ, REFUSED), f"make fuzz ARGS='{name} --first {number}'"
+        outcomes.add(found)
+    assert outcomes == {READ, REFUSED}  # the damage is neither too small nor too large
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("config"), "KeyError: 'config'"),
+        (ValueError("no name"), "the file is not named: ValueError: no name"),
+        (UnicodeError("{folder}"), "the file is not named"),
+    ],
+)
+def test_other_errors_break_the_property(tmp_path, error, said):
+    """Negative control."""
+
+    def read(folder):
+        raise error
+
+    target = Target(list, read, {})
+    assert outcome(target, tmp_path).startswith(said)
+    error = FileNotFoundError(2, "is missing", str(tmp_path / "x"))
+    assert outcome(target, tmp_path) == REFUSED
