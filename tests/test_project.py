@@ -27,16 +27,18 @@ ARROWS = {
     "deferred": set(),
     "resample": set(),
     "config_rules": {"resample"},
-    "config": {"config_rules"},
+    "config_docs": set(),
+    "config_names": {"config_rules"},
+    "config": {"config_docs", "config_names", "config_rules"},
     "layers": {"layers"},
     "attention_positions": {"config"},
     "model": {"attention_positions", "config", "deferred", "layers", "resample"},
     "model_weights": {"config", "deferred", "model"},
-    "variants": {"config", "model", "weights"},
+    "variants": {"config", "config_docs", "config_names", "model", "weights"},
     "preprocessing": {"config"},
     "weights": {
-        *("atomic", "config", "config_rules", "deferred", "model", "model_weights", "paths"),
-        *("preprocessing", "resample", "variants", "weights"),
+        *("atomic", "config", "config_names", "config_rules", "deferred", "model"),
+        *("model_weights", "paths", "preprocessing", "resample", "variants", "weights"),
     },
     "runtime": {"config", "model", "paths", "preprocessing", "runtime", "weights"},
     "export": {
@@ -195,10 +197,11 @@ def test_lazy_names_are_listed_before_they_are_used(imported):
     assert {"export_onnx", "from_pretrained", "explain"} <= set(imported["listed"])
 
 
-@pytest.mark.parametrize("name", ["keras_vit", "keras_vit.train"])
+@pytest.mark.parametrize("name", ["keras_vit", "keras_vit.train", "keras_vit.explain"])
 def test_public_names_exist(name):
     module = importlib.import_module(name)
     assert len(set(module.__all__)) == len(module.__all__)
+    assert set(module.__all__) <= set(dir(module))
     for public in module.__all__:
         assert getattr(module, public).__doc__, public
     with pytest.raises(AttributeError):

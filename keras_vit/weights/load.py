@@ -13,6 +13,8 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.config_names import check_names
+from keras_vit.config_rules import as_labels
 from keras_vit.deferred import deferred
 from keras_vit.model import ViT
 from keras_vit.model_weights import weight_shapes
@@ -76,7 +78,7 @@ def from_pretrained(
             `keras-vit models` lists. A `.keras` file, or the run folder that it is in, may get
             another head, image size or config fields too.
         num_classes: None keeps the checkpoint's head, 0 removes it, and another number than its own
-            creates a new one, initialized with zeros.
+            creates a new one, initialized with zeros. `labels` alone set it.
         image_size: An int or (height, width). The position table is resampled by the source's own
             rule. None keeps the checkpoint's.
         in_channels: Channels of the images. The patch kernel is summed or repeated.
@@ -84,7 +86,8 @@ def from_pretrained(
         dtype: dtype policy of the model.
         name: Name of the model.
         **config_fields: Fields of `ViTConfig`: those that the file does not state (`num_heads`),
-            and those that the model should have (`drop_path`, `pooling`).
+            and those that the model should have (`drop_path`, `pooling`, `labels`).
+            `help(keras_vit.ViTConfig)` lists them.
 
     Returns:
         A `ViT`.
@@ -93,6 +96,9 @@ def from_pretrained(
 
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", num_classes=10, image_size=384)
     """
+    check_names(config_fields, ViTConfig.__dataclass_fields__)  # before anything is downloaded
+    if num_classes is None and isinstance(labels := as_labels(config_fields.get("labels")), tuple):
+        num_classes = len(labels)
     requested = {
         "num_classes": num_classes,
         "image_size": image_size,
