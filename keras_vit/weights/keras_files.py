@@ -26,7 +26,7 @@ from keras_vit.model_weights import weight_shapes
 from keras_vit.weights import adapt
 from keras_vit.weights.files.arrays import non_finite
 from keras_vit.weights.files.h5 import OPTIMIZER, check_weights_h5, read_shapes
-from keras_vit.weights.files.rules import mismatch, parse_object, refusal, refused_as
+from keras_vit.weights.files.rules import Refused, mismatch, parse_object, refusal, refused_as
 from keras_vit.weights.json_rules import CONFIG, MAX_JSON, parse_config, read_json
 
 WEIGHTS = "model.weights.h5"
@@ -88,7 +88,7 @@ def _check_arrays(path: Path, config: ViTConfig, found: Collection[tuple[int, ..
 def load_weights_h5(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) -> ViT:
     """A model with the weights of a `.weights.h5`, adapted to the fields that the caller passed."""
     source, _ = read_weights_h5(path, given)
-    target, new_head = adapt.target_config(source, given)
+    target, new_head = _target_config(path, source, given)
     _check_target(path, source, target, new_head)
     with deferred() as weights:
         model = ViT(source, **model_fields)
@@ -119,7 +119,7 @@ def load_adapted(path: Path, given: Mapping[str, Any], model_fields: Mapping[str
         if (mode := getattr(layer, "quantization_mode", None)) is not None:
             raise refusal(path, "be a model that is not quantized", quantization_mode=mode)
     source = saved.config
-    target, new_head = adapt.target_config(source, given)
+    target, new_head = _target_config(path, source, given)
     _check_target(path, source, target, new_head)
     return _adapted(source, target, new_head, _values(path, saved), model_fields)
 
@@ -150,6 +150,15 @@ def _adapted(
     weights.initialize_rest()
     adapt.log_changes(source, target, new_head)
     return model
+
+
+def _target_config(
+    path: Path, source: ViTConfig, given: Mapping[str, Any]
+) -> tuple[ViTConfig, bool]:
+    try:
+        return adapt.target_config(source, given)
+    except ValueError as error:
+        raise Refused(f"{error}, in {str(path)!r}") from error
 
 
 def _check_target(path: Path, source: ViTConfig, target: ViTConfig, new_head: bool) -> None:

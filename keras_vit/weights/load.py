@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,6 +146,13 @@ def from_variant(
     path = as_path("weights", weights)
     if not path.exists() and known.find(f"{variant}.{weights}"):
         weights = f"{variant}.{weights}"
+    elif not path.exists() and re.fullmatch(r"\w+", os.fspath(weights)):  # "imagenet"
+        tags = known.of_variant(variant)
+        names = f", such as {', '.join(tags)}" if tags else "; there is none for this variant"
+        raise FileNotFoundError(
+            f"weights must be a name that `keras-vit models {variant}` lists{names}, or a path, "
+            f"hf://organization/name or https://... Received: weights={os.fspath(weights)!r}"
+        )
     path = local_path(weights)
     sizes = size if keras_files.find_weights_h5(path) is not None else {}  # it may state no size
     model = from_pretrained(path, num_classes=num_classes, **{**sizes, **fields})
