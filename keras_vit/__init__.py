@@ -7,6 +7,7 @@ from keras_vit import keras_version  # noqa: F401  first, because its error says
 
 # isort: split
 from keras_vit import layers, preprocessing
+from keras_vit.classifier import Classifier
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
 from keras_vit.variants import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Classifier",
     "ViT",
     "ViTConfig",
     "explain",

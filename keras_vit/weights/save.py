@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit.atomic import atomic_path
+from keras_vit.classifier import takes_classifier
 from keras_vit.model import ViT
 from keras_vit.paths import as_path
 from keras_vit.weights import json_rules
@@ -19,6 +20,7 @@ from keras_vit.weights.formats.table import Empty, Format, Pair
 WEIGHTS = "model.safetensors"
 
 
+@takes_classifier
 def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -> Path:
     """Writes a model's weights for another library.
 
