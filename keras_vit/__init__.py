@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from keras_vit.export.sensitivity import quantization_sweep
     from keras_vit.export.tflite.export import export_tflite
     from keras_vit.weights.load import from_pretrained
+    from keras_vit.weights.push import push_to_hub
     from keras_vit.weights.save import save_pretrained
 
 __version__ = "0.1.0"
@@ -64,6 +65,7 @@ __all__ = [
     "layers",
     "list_variants",
     "preprocessing",
+    "push_to_hub",
     "quantization_sweep",
     "runtime",
     "save_pretrained",
@@ -103,6 +105,8 @@ _LATER = {
     "from_pretrained": "keras_vit.weights.load",
     "fused": "keras_vit.export.fused",
     "quantization_sweep": "keras_vit.export.sensitivity",
+    "push_to_hub": "keras_vit.weights.push",
+    "quantization_sweep": "keras_vit.export.tflite.sensitivity",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
     "train": "keras_vit",

@@ -62,7 +62,7 @@ def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
 def read_image(path: str | os.PathLike) -> Any:
     """Opens and decodes one image, or the first frame of an animation.
 
-    EXIF orientation is ignored, as everywhere in the package.
+    Its EXIF orientation is applied, as everywhere in the package.
 
     Args:
         path: A file in one of `IMAGE_FORMATS`, with no more pixels than Pillow decodes by default.
@@ -75,6 +75,8 @@ def read_image(path: str | os.PathLike) -> Any:
     """
     from PIL import Image, UnidentifiedImageError
 
+    from keras_vit.preprocessing import oriented
+
     kinds = ", ".join(IMAGE_FORMATS)
     try:
         if not Path(path).stat().st_size:
@@ -84,6 +86,7 @@ def read_image(path: str | os.PathLike) -> Any:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=list(IMAGE_FORMATS)) as image:
                 image.load()
+                image = oriented(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         most = f"{Image.MAX_IMAGE_PIXELS:,}"
         raise ImageFileError(path, f"it has too many pixels; at most {most} are decoded") from None

@@ -32,7 +32,8 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
 
     Args:
         images: One image or a sequence of them, of any size: PIL images, or arrays `(H, W)`,
-            `(H, W, C)` or `(B, H, W, C)` with pixels from 0 to 255, integers or floats.
+            `(H, W, C)` or `(B, H, W, C)` with pixels from 0 to 255, integers or floats. The EXIF
+            orientation of a PIL image is applied.
         config: The model's config.
         rescale: Whether to normalize. Pass False for normalized floats, which are then only resized
             and cropped.
@@ -51,6 +52,13 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     _check_range(arrays, config, rescale)
     batch = np.stack([_resize(array, config) for array in arrays])
     return normalize(batch, config) if rescale else batch
+
+
+def oriented(image: Any) -> Any:
+    """A PIL image, turned as its EXIF orientation says; the result states none."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def normalize(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
@@ -276,6 +284,7 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
                 f"images must be arrays for in_channels={channels}; a PIL image has 1 or 3. "
                 f"Received: a PIL image of mode {image.mode!r}"
             )
+        image = oriented(image)
         if image.mode.startswith("I;16"):  # PIL would clip values above 255
             array = (np.asarray(image) >> 8).astype("uint8")
         else:
