@@ -14,6 +14,7 @@ TRAIN, DEPLOY, *_ = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_first_example_reaches_its_accuracy(tmp_path, monkeypatch):
     """Prints the figures of the page: pytest -m slow -s tests/test_readme_example.py."""
     monkeypatch.chdir(tmp_path)
