@@ -106,7 +106,6 @@ _LATER = {
     "fused": "keras_vit.export.fused",
     "quantization_sweep": "keras_vit.export.sensitivity",
     "push_to_hub": "keras_vit.weights.push",
-    "quantization_sweep": "keras_vit.export.tflite.sensitivity",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
     "train": "keras_vit",
