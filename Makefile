@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0 torchvision==0.28.0
 # A second index for other builds of them. PyTorch's own for CPUs: https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 export KERAS_BACKEND ?= tensorflow
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PYRIGHT_PYTHON_IGNORE_WARNINGS ?= 1
 
 VENV := .venv

@@ -7,6 +7,7 @@ from keras_vit import keras_version  # noqa: F401  first, because its error says
 
 # isort: split
 from keras_vit import layers, preprocessing
+from keras_vit.classifier import Classifier
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
 from keras_vit.variants import (
@@ -45,11 +46,13 @@ if TYPE_CHECKING:
     from keras_vit.export.sensitivity import quantization_sweep
     from keras_vit.export.tflite.export import export_tflite
     from keras_vit.weights.load import from_pretrained
+    from keras_vit.weights.push import push_to_hub
     from keras_vit.weights.save import save_pretrained
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Classifier",
     "ViT",
     "ViTConfig",
     "explain",
@@ -62,6 +65,7 @@ __all__ = [
     "layers",
     "list_variants",
     "preprocessing",
+    "push_to_hub",
     "quantization_sweep",
     "runtime",
     "save_pretrained",
@@ -101,6 +105,7 @@ _LATER = {
     "from_pretrained": "keras_vit.weights.load",
     "fused": "keras_vit.export.fused",
     "quantization_sweep": "keras_vit.export.sensitivity",
+    "push_to_hub": "keras_vit.weights.push",
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
     "train": "keras_vit",

@@ -1,11 +1,12 @@
 """What a Vision Transformer is, as data: one flat, frozen, self-validating dataclass."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_vit.config_docs import documented
+from keras_vit.config_names import check_names, pooling_hint
 from keras_vit.config_rules import (
     ATTENTION_POSITIONS,
     CHOICES,
@@ -17,14 +18,15 @@ from keras_vit.config_rules import (
     MAX_SIZE,
     MAX_TOKEN_PAIRS,
     POSITION_TABLES,
+    as_labels,
     as_pair,
     is_int,
     is_number,
     require,
-    short,
 )
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
     """The architecture, the numerics and the preprocessing of a `ViT`.
@@ -173,7 +175,7 @@ class ViTConfig:
     num_classes: int = 1000
     """Number of classes; 0 means no head, so that the model returns its features."""
     labels: Any = None
-    """The `num_classes` class names, or None."""
+    """The `num_classes` class names, a sequence or an array of strings, or None."""
     head_init: str = "zeros"
     """"zeros" (the paper's, for fine-tuning) or "truncated_normal" (0.02)."""
     head_bias: float | None = 0.0
@@ -208,7 +210,8 @@ class ViTConfig:
             object.__setattr__(self, name, as_pair(name, getattr(self, name)))
         if self.rope_grid is not None:
             object.__setattr__(self, "rope_grid", as_pair("rope_grid", self.rope_grid))
-        for name in ("stem_depths", "pixel_mean", "pixel_std", "labels"):  # JSON has no tuples
+        object.__setattr__(self, "labels", as_labels(self.labels))
+        for name in ("stem_depths", "pixel_mean", "pixel_std"):  # JSON has no tuples
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_types()
@@ -320,15 +323,11 @@ class ViTConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "ViTConfig":
-        """The reverse of `to_dict`. An unknown field is an error that suggests similar names."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in fields:
-            if name not in known:
-                near = difflib.get_close_matches(name, known) or known
-                raise ValueError(
-                    f"fields must be those of ViTConfig: did you mean {', '.join(near)}? "
-                    f"Received: {name[:200]}={short(fields[name])}"
-                )
+        """The reverse of `to_dict`; `labels` alone set `num_classes`. Unknown fields are errors."""
+        check_names(fields, [f.name for f in dataclasses.fields(cls)])
+        labels = as_labels(fields.get("labels"))
+        if "num_classes" not in fields and isinstance(labels, tuple):
+            fields = {**fields, "num_classes": len(labels)}
         return cls(**fields)
 
     # -- the rules
@@ -356,6 +355,7 @@ class ViTConfig:
             self._check(name, "be a rate in [0, 1)", lambda v: is_number(v) and 0 <= v < 1)
         for name, known in CHOICES.items():
             rule = "be one of " + ", ".join(map(repr, known))
+            rule += pooling_hint(self.pooling) * (name == "pooling")
             self._check(name, rule, lambda v, known=known: isinstance(v, str | None) and v in known)
 
     def _check_stem(self) -> None:

@@ -107,3 +107,10 @@ def as_pair(name: str, value: Any) -> tuple[int, int]:
     require(is_pair and all(is_int(v) and v > 0 for v in pair), name, rule, value)
     require(max(pair) <= MAX_SIZE, name, f"be at most {MAX_SIZE}", max(pair))
     return pair[0], pair[1]
+
+
+def as_labels(value: Any) -> Any:
+    """A list or a one-dimensional array of labels as a tuple; anything else unchanged."""
+    if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):  # NumPy, pandas
+        value = value.tolist()
+    return tuple(value) if isinstance(value, list) else value

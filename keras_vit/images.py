@@ -65,8 +65,8 @@ def find_images(names: Iterable[str]) -> Iterator[FoundImage]:
 def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
     """Opens and decodes one image, or the first frame of an animation.
 
-    EXIF orientation is ignored, as everywhere in the package. Its size is checked before anything
-    is decoded: see `keras_vit.image_bounds`.
+    Its EXIF orientation is applied, as everywhere in the package. Its size is checked before
+    anything is decoded: see `keras_vit.image_bounds`.
 
     Args:
         path: A file in one of `IMAGE_FORMATS`, with no more pixels than Pillow decodes by default.
@@ -81,6 +81,8 @@ def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
     """
     from PIL import Image, UnidentifiedImageError
 
+    from keras_vit.preprocessing import oriented
+
     kinds = ", ".join(IMAGE_FORMATS)
     try:
         with (
@@ -94,6 +96,7 @@ def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
                 if problem := excess_of(image, file):
                     raise ImageFileError(path, problem)
                 image.load()
+                image = oriented(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         most = f"{Image.MAX_IMAGE_PIXELS:,}"
         raise ImageFileError(path, f"it has too many pixels; at most {most} are decoded") from None

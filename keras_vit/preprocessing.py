@@ -32,7 +32,8 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
 
     Args:
         images: One image or a sequence of them, of any size: PIL images, or arrays `(H, W)`,
-            `(H, W, C)` or `(B, H, W, C)` with pixels from 0 to 255, integers or floats.
+            `(H, W, C)` or `(B, H, W, C)` with pixels from 0 to 255, integers or floats. The EXIF
+            orientation of a PIL image is applied.
         config: The model's config.
         rescale: Whether to normalize. Pass False for normalized floats, which are then only resized
             and cropped.
@@ -51,6 +52,13 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     _check_range(arrays, config, rescale)
     batch = np.stack([_resize(array, config) for array in arrays])
     return normalize(batch, config) if rescale else batch
+
+
+def oriented(image: Any) -> Any:
+    """A PIL image, turned as its EXIF orientation says; the result states none."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def normalize(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:
@@ -114,6 +122,41 @@ def check_normalized(
     )
 
 
+def check_pixels(
+    images: Sequence[np.ndarray],
+    name: str = "images",
+    *,
+    remedy: str = "because they are normalized here",
+    also: str = "",
+) -> None:
+    """Checks that values look like pixels from 0 to 255, which are to be normalized.
+
+    Args:
+        images: Arrays of any shape. Empty ones pass.
+        name: Name of the argument, for messages.
+        remedy: What else the caller may do, for the error.
+        also: The same for the warning.
+
+    Raises:
+        ValueError: A value is not finite, negative or above 255, as in normalized images.
+
+    Warns:
+        UserWarning: All values are floats from 0 to 1.
+    """
+    low, high = _range([array for array in images if array.size], name)
+    if low < 0 or high > 255:
+        raise ValueError(
+            f"{name} must have pixels from 0 to 255, {remedy}. "
+            f"Received: values in [{low:.3g}, {high:.3g}]"
+        )
+    if 0 < high <= 1 and all(a.dtype.kind == "f" for a in images):
+        warnings.warn(
+            f"{name} seem to be scaled already (values in [{low:.3g}, {high:.3g}]), and are "
+            f"divided by 255 again. Pass pixels from 0 to 255{f', {also}' if also else ''}.",
+            stacklevel=_outside(),
+        )
+
+
 def model_input(images: np.ndarray, config: ViTConfig, name: str = "images") -> np.ndarray:
     """Normalizes uint8 images of the model's size; checks floats and returns them as float32."""
     if images.dtype == np.uint8:
@@ -162,13 +205,16 @@ class Preprocessing(keras.layers.Rescaling):
         backend = self.backend  # TensorFlow inside tf.data, whatever Keras runs on
         height, width = backend.shape(images)[-3:-1]
         size = covering(height, width, self.config, where=backend.numpy.where)
-        images = backend.image.resize(
-            backend.cast(images, self.compute_dtype),
-            size,
-            interpolation=KERAS_METHODS.get(self.config.resize_method, self.config.resize_method),
-            antialias=self.config.resize_method != "nearest",
-            data_format="channels_last",
-        )
+        images = backend.cast(images, self.compute_dtype)
+        if not (isinstance(height, int) and size == (height, width)):
+            method = self.config.resize_method
+            images = backend.image.resize(
+                images,
+                size,
+                interpolation=KERAS_METHODS.get(method, method),
+                antialias=method != "nearest",
+                data_format="channels_last",
+            )
         (target_h, target_w), (top, left) = self.config.image_size, corner(size, self.config)
         images = images[..., top : top + target_h, left : left + target_w, :]
         # As PIL does, whose results are uint8.
@@ -238,6 +284,7 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
                 f"images must be arrays for in_channels={channels}; a PIL image has 1 or 3. "
                 f"Received: a PIL image of mode {image.mode!r}"
             )
+        image = oriented(image)
         if image.mode.startswith("I;16"):  # PIL would clip values above 255
             array = (np.asarray(image) >> 8).astype("uint8")
         else:
@@ -266,18 +313,7 @@ def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> 
     if not rescale:
         check_normalized(arrays, config, advice="Leave rescale=True.")
         return
-    low, high = _range(arrays, "images")
-    if low < 0 or high > 255:
-        raise ValueError(
-            "images must have pixels from 0 to 255, or be passed with rescale=False. "
-            f"Received: values in [{low:.3g}, {high:.3g}]"
-        )
-    if 0 < high <= 1 and all(a.dtype.kind == "f" for a in arrays):
-        warnings.warn(
-            f"images seem to be scaled already (values in [{low:.3g}, {high:.3g}]), and are "
-            "divided by 255 again. Pass pixels from 0 to 255, or rescale=False.",
-            stacklevel=_outside(),
-        )
+    check_pixels(arrays, remedy="or be passed with rescale=False", also="or rescale=False")
 
 
 def _range(arrays: Sequence[np.ndarray], name: str) -> tuple[float, float]:

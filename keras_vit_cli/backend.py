@@ -1,27 +1,67 @@
 """Chooses the backend of Keras, then imports `keras_vit`."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import logging
 import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
+GREETINGS = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog|[IWE]\d{4} \d+:\d+:\d+\.\d+ |"
+    rb"To enable the following instructions:|INFO: Created TensorFlow Lite"
+)
+"""What TensorFlow prints when it is imported."""
+
 log = logging.getLogger("keras_vit")
 
 
-def load_library(prefer: str | None = None) -> Any:
+def load_library(prefer: str | None = None, *, tensorflow: bool = False) -> Any:
     """Imports `keras_vit`, and with it Keras, on a backend that is installed.
 
     Args:
         prefer: The backend to use if it is installed and KERAS_BACKEND is not set.
+        tensorflow: Whether the command needs TensorFlow on another backend too. It is then imported
+            here, where its greetings are hidden.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greetings
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # raised errors tell as much
     choose(prefer)
-    return importlib.import_module("keras_vit")
+    with without_greetings():
+        library = importlib.import_module("keras_vit")
+        if tensorflow and importlib.util.find_spec("tensorflow"):
+            importlib.import_module("tensorflow")
+    return library
+
+
+@contextlib.contextmanager
+def without_greetings() -> Iterator[None]:
+    """Hides what TensorFlow's C++ prints on stderr while it is imported.
+
+    TF_CPP_MIN_LOG_LEVEL is read only after these lines are printed. Everything else on stderr
+    appears when the block ends, also if it raises.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 2)
+            try:
+                yield
+            finally:
+                sys.stderr.flush()
+                os.dup2(kept, 2)
+                file.seek(0)
+                os.write(2, b"".join(line for line in file if not GREETINGS.match(line)))
+    finally:
+        os.close(kept)
 
 
 def choose(prefer: str | None = None) -> None:

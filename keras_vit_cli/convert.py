@@ -58,13 +58,8 @@ def convert(
     check_above("target", target)
     path = fetch.fetch_weights(source)
     with output.step(f"Reading {source}"):
-        if path.suffix == ".keras":
-            if num_classes is not None or size is not None:
-                raise ValueError(
-                    "num_classes and image_size must be left out where source is a .keras file. "
-                    f"Received: num_classes={num_classes}, image_size={image_size}"
-                )
-            model = load_keras(path)
+        if path.suffix == ".keras" and num_classes is None and size is None:
+            model = load_keras(path)  # with its `trainable` flags
         else:
             model = library.from_pretrained(path, num_classes=num_classes, image_size=size)
     with output.step(f"Writing {target}"):

@@ -202,14 +202,15 @@ def export(
     place = place or _default_place(source, to)
     check_source("source", source)
     # On another backend, a SavedModel is written by a second process.
-    library = load_library(prefer=None if to in OWN_WRITERS else "tensorflow")
+    with_tensorflow = to not in OWN_WRITERS
+    library = load_library("tensorflow" if with_tensorflow else None, tensorflow=with_tensorflow)
     from keras_vit import runtime
     from keras_vit.export.one_file import check_file
     from keras_vit.export.record import as_json as export_json
     from keras_vit.export.requirement import check_tensorflow
 
     if to in SUFFIXES:  # before a model is fetched
-        check_file(place, SUFFIXES[to], overwrite)
+        check_file(place, SUFFIXES[to], overwrite, name="--out")
     if to not in OWN_WRITERS:
         check_tensorflow()
     # TensorFlow's "Assets written to" names a temporary folder.

@@ -23,6 +23,7 @@ from keras_vit_cli import (
     serve,
     serve_config,
     train,
+    wording,
 )
 from keras_vit_cli.options import Command
 
@@ -62,10 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         expected = isinstance(error, ValueError | OSError | ImportError | FloatingPointError)
-        output.print_error(
-            str(error) if expected else f"{type(error).__name__}: {error} (see --debug)"
-        )
+        text = _in_options(str(error), arguments)
+        output.print_error(text if expected else f"{type(error).__name__}: {text} (see --debug)")
         sys.exit(1)
+
+
+def _in_options(text: str, arguments: Sequence[str]) -> str:
+    """An error of the library in the words of the command that was called."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    name = next((word for word in arguments if word in commands), None)
+    return wording.in_options(text, wording.options_of(commands[name])) if name else text
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,6 +3,7 @@
 import glob
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -73,7 +74,7 @@ def predict(
         _show([Prediction(name, [], "there is no such file") for name in images], as_json)
         raise typer.Exit(1)
     check_source("model", model)
-    load_library()
+    load_library(tensorflow=any(Path(model).glob("**/saved_model.pb")))
     from keras_vit import runtime
     from keras_vit.images import find_images
 

@@ -1,6 +1,8 @@
 """`keras-vit train`: trains by a recipe."""
 
+import ast
 import functools
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A name that --list shows, or the path of a .py file.",
+            help="A name that --list shows, or the path of a .py file; defaults to folder with "
+            "--data.",
             show_default=False,
         ),
     ] = None,
@@ -72,24 +75,29 @@ def train(
     The run folder gets model.keras, report.md with its figures, recipe.json, log.jsonl and files
     for TensorBoard. KERAS_BACKEND chooses the backend.
 
-    Example: keras-vit train --recipe digits --workdir runs/digits --set run.epochs=10
+    Example: keras-vit train --data flowers --workdir runs/flowers
     """
     if list_recipes:
         _list()
         return
+    is_run = workdir is not None and (workdir / "recipe.json").is_file()
+    if recipe is None and data is not None and not is_run:
+        recipe = "folder"
     if preview is not None:
         if recipe is None:
-            raise typer.BadParameter("--recipe is required with --preview")
-        written = load_library().train.preview(recipe, preview, overrides=settings or (), data=data)
+            raise typer.BadParameter("--recipe or --data is required with --preview")
+        written = load_library(tensorflow=True).train.preview(
+            recipe, preview, overrides=settings or (), data=data
+        )
         print(f"wrote {written}")
         return
     if workdir is None:
-        raise typer.BadParameter("--recipe and --workdir are required, or --list")
-    if recipe is None and not (workdir / "recipe.json").is_file():
-        raise typer.BadParameter(f"--recipe is required: there is no run in {workdir}")
+        raise typer.BadParameter("--workdir is required, with --data or --recipe; or --list")
+    if recipe is None and not is_run:
+        raise typer.BadParameter(f"--data or --recipe is required: there is no run in {workdir}")
     if recipe is not None and recipe.endswith(".py") and not Path(recipe).is_file():
         raise FileNotFoundError(f"recipe must be a file that exists. Received: {recipe!r}")
-    library = load_library()
+    library = load_library(tensorflow=True)
     try:
         library.train.train(
             recipe,
@@ -108,7 +116,24 @@ def train(
 
 
 def _list() -> None:
-    recipes = load_library().train.list_recipes()
+    recipes = {path.stem: _title(path) for path in sorted(_folder().glob("*.py"))}
     width = max(map(len, recipes))
     for name, description in recipes.items():
-        print(f"{name:{width}}  {description}")
+        if name != "__init__":
+            print(f"{name:{width}}  {description}")
+
+
+def _folder() -> Path:
+    """The folder of our recipes, without an import: Keras takes seconds."""
+    spec = importlib.util.find_spec("keras_vit")
+    if spec is None or spec.origin is None:
+        raise ImportError("keras_vit must be installed: pip install keras3-vit")
+    package = Path(spec.origin).parent
+    # The wheel has the recipes in the first folder, a checkout in the second.
+    folders = (package / "train" / "recipes", package.parent / "training" / "recipes")
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
+def _title(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]

@@ -197,3 +197,23 @@ def test_preprocess_limits_the_size_that_an_image_is_resized_to(monkeypatch):
 def test_preprocess_refuses_a_pil_image_for_many_channels():
     with pytest.raises(ValueError, match="images must be arrays for in_channels=4.*Received"):
         preprocess(Image.fromarray(photo()), CONFIG.replace(in_channels=4))
+
+
+@pytest.mark.backend_free
+def test_preprocess_applies_exif_orientation(tmp_path):
+    from keras_vit.images import read_image, read_pixels
+
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 16, 3), dtype="uint8"))
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    image.save(tmp_path / "turned.png", exif=tags)
+    config = TINY.replace(image_size=(16, 24))
+    wanted = preprocess(image.transpose(Image.Transpose.ROTATE_270), config)
+    with Image.open(tmp_path / "turned.png") as opened:
+        np.testing.assert_array_equal(preprocess(opened, config), wanted)
+    once = read_image(tmp_path / "turned.png")  # and not twice
+    np.testing.assert_array_equal(preprocess(once, config), wanted)
+    np.testing.assert_array_equal(
+        preprocess(read_pixels(tmp_path / "turned.png", config), config), wanted
+    )
+    assert not np.array_equal(preprocess(image, config), wanted)

@@ -11,14 +11,19 @@ import shutil
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 from PIL import Image
 
-import keras_vit
-from keras_vit import train
-from keras_vit.preprocessing import preprocess
-from keras_vit.train.run.run_status import MODEL
+from keras_vit_cli.backend import without_greetings
+
+with without_greetings():  # of TensorFlow, which reads the images on each backend
+    import keras
+
+    import keras_vit
+    from keras_vit import train
+    from keras_vit.preprocessing import preprocess
+    from keras_vit.train import open_source
+    from keras_vit.train.run.run_status import MODEL
 
 OUT = Path("runs/demo")
 EXPORTS = Path("savedmodels/digits")
@@ -102,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     reached = train.train("digits", options.out, overrides=settings)
 
     model = keras.saving.load_model(options.out / MODEL)
-    examples = list(train.open_source(train.Data("digits")).test.ordered().as_numpy_iterator())
+    examples = list(open_source(train.Data("digits")).test.ordered().as_numpy_iterator())
     pixels = np.stack([example["image"] for example in examples])
     truth = np.array([example["label"] for example in examples])
     images = preprocess(pixels, model.config)

@@ -10,12 +10,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.explain import tokens
 from keras_vit.model import ViT
 
 FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
 
 
+@takes_classifier
 def attention_maps(
     model: ViT, images: Any, layers: int | Sequence[int] | None = None
 ) -> np.ndarray:
@@ -48,6 +50,7 @@ def attention_maps(
     return maps
 
 
+@takes_classifier
 def class_token_maps(
     model: ViT, images: Any, layers: int | Sequence[int] | None = None
 ) -> np.ndarray:
@@ -74,6 +77,7 @@ def class_token_maps(
     return maps
 
 
+@takes_classifier
 def attention_rollout(
     model: ViT, images: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0
 ) -> np.ndarray:
@@ -117,6 +121,7 @@ def attention_rollout(
     return rollout
 
 
+@takes_classifier
 def rollout_map(
     model: ViT, images: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0
 ) -> np.ndarray:
@@ -138,6 +143,7 @@ def rollout_map(
     return patches_to_head(rollout, model, images, FUSIONS[head_fusion])
 
 
+@takes_classifier
 def pooling_map(model: ViT, images: Any) -> np.ndarray:
     """The attention of attention pooling to each patch, per head.
 
@@ -164,6 +170,7 @@ def pooling_map(model: ViT, images: Any) -> np.ndarray:
     return patches.reshape(*patches.shape[:2], *config.grid)
 
 
+@takes_classifier
 def attention_distance(
     model: ViT, images: Any, layers: int | Sequence[int] | None = None
 ) -> np.ndarray:
@@ -199,6 +206,7 @@ def attention_distance(
     return (total / np.maximum(count, 1)).astype("float32")
 
 
+@takes_classifier
 def attention_entropy(
     model: ViT, images: Any, layers: int | Sequence[int] | None = None
 ) -> np.ndarray:

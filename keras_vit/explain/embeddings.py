@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.explain import tokens
 from keras_vit.model import ViT
 
 
+@takes_classifier
 def position_similarity(model: ViT) -> np.ndarray:
     """Cosine similarity of the patches' position embeddings, learned or fixed.
 
@@ -35,6 +37,7 @@ def position_similarity(model: ViT) -> np.ndarray:
     return _cosines(table).reshape(*config.grid, *config.grid)
 
 
+@takes_classifier
 def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
     """The leading principal components of the D filters of the patch projection.
 
@@ -69,6 +72,7 @@ def patch_filters(model: ViT, count: int = 28) -> np.ndarray:
     return _unit(components, 1).reshape(-1, *kernel.shape[:-1])
 
 
+@takes_classifier
 def region_similarity(model: ViT, images: Any, block: int = -1) -> np.ndarray:
     """Cosine similarity of an image's patch tokens: which regions look alike to the model.
 
@@ -86,6 +90,7 @@ def region_similarity(model: ViT, images: Any, block: int = -1) -> np.ndarray:
     return _cosines(patches).reshape(-1, *grid, *grid)
 
 
+@takes_classifier
 def patch_pca(model: ViT, images: Any, block: int = -1) -> np.ndarray:
     """The three leading principal components of the patch tokens, as red, green and blue.
 

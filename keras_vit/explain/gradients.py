@@ -11,12 +11,14 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
 from keras_vit.explain import tokens
 from keras_vit.explain.attention import patches_to_head
 from keras_vit.model import ViT, head_logits
 
 
+@takes_classifier
 def grad_cam(
     model: ViT, images: Any, classes: int | Sequence[int] | None = None, block: int = -1
 ) -> np.ndarray:
@@ -55,6 +57,7 @@ def grad_cam(
     return maps.reshape(-1, *config.grid)
 
 
+@takes_classifier
 def attention_gradient(
     model: ViT, images: Any, classes: int | Sequence[int] | None = None
 ) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
 from keras_vit.explain import attention, embeddings, gradients, tokens
 from keras_vit.explain.charts import by_depth, tiled
@@ -38,6 +39,7 @@ MOST_CELLS = 14
 # -- attention
 
 
+@takes_classifier
 def plot_attention_maps(
     model: ViT, image: Any, layer: int = -1, *, query: tuple[int, int] | None = None
 ) -> "Figure":
@@ -73,6 +75,7 @@ def plot_attention_maps(
     return _map_panels(source, maps, labels, scale, title, plain=False, mark=query)
 
 
+@takes_classifier
 def plot_class_token_maps(
     model: ViT, image: Any, layers: int | Sequence[int] | None = None
 ) -> "Figure":
@@ -102,6 +105,7 @@ def plot_class_token_maps(
     return sheet.figure
 
 
+@takes_classifier
 def plot_attention_rollout(
     model: ViT, image: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0
 ) -> "Figure":
@@ -128,6 +132,7 @@ def plot_attention_rollout(
     return _map_panels(source, maps, [f"contribution to {_pooled(model.config)}"], scale, title)
 
 
+@takes_classifier
 def plot_pooling_map(model: ViT, image: Any) -> "Figure":
     """Plots the attention of attention pooling, as the mean of its heads and per head.
 
@@ -147,6 +152,7 @@ def plot_pooling_map(model: ViT, image: Any) -> "Figure":
     return _map_panels(source, maps, labels, scale, "Attention of the pooling")
 
 
+@takes_classifier
 def plot_attention_distance(model: ViT, images: Any) -> "Figure":
     """Plots how far heads look, by depth: the paper's Fig. 7 (right).
 
@@ -166,6 +172,7 @@ def plot_attention_distance(model: ViT, images: Any) -> "Figure":
     return by_depth(values, title, "mean attention distance (pixels)", even, "all patches equally")
 
 
+@takes_classifier
 def plot_attention_entropy(model: ViT, images: Any) -> "Figure":
     """Plots how widely heads look, by depth.
 
@@ -187,6 +194,7 @@ def plot_attention_entropy(model: ViT, images: Any) -> "Figure":
 # -- evidence for a class
 
 
+@takes_classifier
 def plot_grad_cam(
     model: ViT,
     image: Any,
@@ -215,6 +223,7 @@ def plot_grad_cam(
     return _class_maps(model, image, classes, maps, f"Grad-CAM on the tokens before block {index}")
 
 
+@takes_classifier
 def plot_attention_gradient(
     model: ViT, image: Any, classes: int | str | Sequence[int | str] | None = None
 ) -> "Figure":
@@ -239,6 +248,7 @@ def plot_attention_gradient(
 # -- embeddings
 
 
+@takes_classifier
 def plot_position_similarity(model: ViT) -> "Figure":
     """Plots how similar position embeddings are to each other: the paper's Fig. 7 (center).
 
@@ -270,6 +280,7 @@ def plot_position_similarity(model: ViT) -> "Figure":
     return axis.figure
 
 
+@takes_classifier
 def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
     """Plots the filters of the patch projection, or of a stem: the paper's Fig. 7 (left).
 
@@ -307,6 +318,7 @@ def plot_patch_filters(model: ViT, count: int = 28) -> "Figure":
     return axis.figure
 
 
+@takes_classifier
 def plot_region_similarity(
     model: ViT, image: Any, query: tuple[int, int] | None = None, *, block: int = -1
 ) -> "Figure":
@@ -334,6 +346,7 @@ def plot_region_similarity(
     return _map_panels(source, maps, labels, scale, title, mark=query)
 
 
+@takes_classifier
 def plot_patch_pca(model: ViT, images: Any, *, block: int = -1) -> "Figure":
     """Plots the leading principal components of the patch tokens as red, green and blue.
 

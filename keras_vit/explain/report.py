@@ -19,6 +19,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.atomic import atomic_path
+from keras_vit.classifier import takes_classifier
 from keras_vit.explain import attention, embeddings, gradients, tokens
 from keras_vit.explain.panels import SourceImage, open_image
 from keras_vit.model import ViT
@@ -38,6 +39,7 @@ SMALL = 200
 FILTERS = 28
 
 
+@takes_classifier
 def write_report(
     model: ViT,
     image: Any,

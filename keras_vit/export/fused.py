@@ -6,12 +6,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.export.fold import fold
 from keras_vit.export.saved_model.operators import compile_graph
 from keras_vit.model import ViT
 from keras_vit.preprocessing import model_input
 
 
+@takes_classifier
 def fused(model: ViT, dtype: str = "float32") -> Callable[..., np.ndarray]:
     """The model as a function for fast inference on TensorFlow, whatever backend Keras runs on.
 

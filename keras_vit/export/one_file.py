@@ -10,7 +10,11 @@ from keras_vit.paths import as_path, check_above
 
 
 def check_file(
-    path: str | os.PathLike, suffix: str, overwrite: bool, companions: Sequence[str] = ()
+    path: str | os.PathLike,
+    suffix: str,
+    overwrite: bool,
+    companions: Sequence[str] = (),
+    name: str = "path",
 ) -> Path:
     """The path of a file to write, checked before any work is done.
 
@@ -19,18 +23,19 @@ def check_file(
         suffix: What it must end in.
         overwrite: Whether the file may exist.
         companions: Suffixes of files beside it that belong to it.
+        name: Name of the argument, for messages.
     """
-    target = as_path("path", path)
+    target = as_path(name, path)
     if target.suffix != suffix:
-        raise ValueError(f"path must end in {suffix}. Received: path={os.fspath(path)!r}")
+        raise ValueError(f"{name} must end in {suffix}. Received: {name}={os.fspath(path)!r}")
     for file in (target, *_beside(target, companions)):
         if file.is_dir():
-            raise ValueError(f"path must not be a folder. Received: path={os.fspath(file)!r}")
+            raise ValueError(f"{name} must not be a folder. Received: {name}={os.fspath(file)!r}")
         if os.path.lexists(file) and not overwrite:  # a broken link counts too
             raise FileExistsError(
-                f"path must not exist, or overwrite be True. Received: path={os.fspath(file)!r}"
+                f"{name} must not exist, or overwrite be True. Received: {name}={os.fspath(file)!r}"
             )
-    check_above("path", path)
+    check_above(name, path)
     return target
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.export.accuracy import batches
 from keras_vit.export.arguments import check_choice, check_count
 from keras_vit.export.fold import check_model, fold
@@ -87,6 +88,7 @@ class Sweep:
         return text.getvalue()
 
 
+@takes_classifier
 def quantization_sweep(
     model: ViT,
     calibration: Any,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
+from keras_vit.classifier import vit_of
 from keras_vit.model import ViT, head_logits
 from keras_vit.runtime.base import Runtime
 from keras_vit.weights.keras_files import check_keras_file, load_model
@@ -42,9 +43,9 @@ class KerasRuntime(Runtime):
 
 
 def load_keras(path: str | os.PathLike) -> ViT:
-    """The `ViT` in a `.keras` file."""
+    """The `ViT` in a `.keras` file, of a `Classifier` the one inside."""
     check_keras_file(path)
-    model = load_model(path)
+    model = vit_of(load_model(path))
     if not isinstance(model, ViT):
         raise ValueError(
             f"path must hold a ViT. Received: {os.fspath(path)}, a {type(model).__name__} model"

@@ -133,6 +133,10 @@ _LATER = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import keras_vit
 from keras_vit.train.distribution import Devices
 from keras_vit.train.objectives.by_name import objective_class, split_options
 from keras_vit.train.optim.optimizer import make_optimizer
-from keras_vit.train.recipe import Recipe
+from keras_vit.train.recipe import Model, Recipe
 from keras_vit.train.recomputation import remat
 
 
@@ -71,11 +71,10 @@ def build_model(recipe: Recipe, source: Any) -> keras_vit.ViT:
             f"model.variant must be one of {', '.join(keras_vit.list_variants())}. "
             f"Received: model.variant={part.variant!r}"
         )
-    if part.variant is not None:
-        build = getattr(keras_vit, part.variant)
-        model = build(weights=part.weights, dtype=recipe.run.precision, **fields)
-    elif part.weights is not None:
-        model = keras_vit.from_pretrained(part.weights, dtype=recipe.run.precision, **fields)
+    if part.weights is not None:
+        model = _pretrained(part, {"dtype": recipe.run.precision, **fields})
+    elif part.variant is not None:
+        model = getattr(keras_vit, part.variant)(dtype=recipe.run.precision, **fields)
     else:
         model = keras_vit.ViT(keras_vit.ViTConfig(**fields), dtype=recipe.run.precision)
     if part.method == "linear_probe":
@@ -86,6 +85,22 @@ def build_model(recipe: Recipe, source: Any) -> keras_vit.ViT:
     if recipe.run.remat:
         remat(model)
     return model
+
+
+def _pretrained(part: Model, fields: dict[str, Any]) -> keras_vit.ViT:
+    """The model with the recipe's weights, or the error that says which option names others."""
+    try:
+        if part.variant is not None:
+            return getattr(keras_vit, part.variant)(weights=part.weights, **fields)
+        return keras_vit.from_pretrained(str(part.weights), **fields)
+    except (ConnectionError, FileNotFoundError, PermissionError) as error:
+        kind = next(k for k in (ConnectionError, FileNotFoundError, PermissionError)
+                    if isinstance(error, k))  # fmt: skip
+        raise kind(
+            f"{error} The recipe starts from model.weights={part.weights!r}: --set "
+            "model.weights=FILE names a file of your own, --set model.weights=null starts from "
+            "random weights."
+        ) from error
 
 
 def build_objective(vit: keras_vit.ViT, recipe: Recipe, steps: int) -> keras.Model:

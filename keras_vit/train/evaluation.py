@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 import keras_vit
+from keras_vit.classifier import vit_of
 from keras_vit.train.data.batching import test_batches
 from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.distribution.devices import jit_compile
@@ -111,7 +112,7 @@ def _load(source: str | os.PathLike) -> keras_vit.ViT:
     elif not Path(source).is_file():
         raise FileNotFoundError(f"model must be a file that exists. Received: {source}")
     else:
-        model = keras.saving.load_model(source, compile=False)
+        model = vit_of(keras.saving.load_model(source, compile=False))
     if not isinstance(model, keras_vit.ViT):
         raise ValueError(f"model must be a ViT. Received: {source}, a {type(model).__name__}")
     if not jit_compile():

@@ -157,11 +157,11 @@ def train(
     recipe = run_folder.read_recipe(workdir) if recipe is None else recipe
     recipe = resolve_recipe(recipe, overrides, data)
     say = say or _say_nothing
-    lock, checkpoint = Lock(workdir), None
+    lock, checkpoint, created = Lock(workdir), None, []
     try:
         with distribution.scope(devices) as where:
             if where.is_chief:
-                run_folder.check_workdir(workdir, resume)
+                created = run_folder.check_workdir(workdir, resume)
             _check_same_recipe(recipe, where)
             changed = run_folder.check_changes(recipe, workdir, accept_changes)
             if not changed and (results := run_folder.read_results(workdir)) is not None:
@@ -208,6 +208,7 @@ def train(
         if checkpoint is not None:
             checkpoint.close()
         lock.release()
+        run_folder.remove_empty(created)
 
 
 def _plan(recipe: Recipe, devices: distribution.Devices) -> RunPlan:

@@ -6,6 +6,7 @@ the command and the number to reach.
 
 import dataclasses
 import difflib
+import inspect
 import os
 from collections.abc import Iterable
 from importlib.machinery import SourceFileLoader
@@ -30,12 +31,14 @@ def list_recipes() -> dict[str, str]:
     return {path.stem: (_module(path).__doc__ or "").strip().split("\n")[0] for path in _files()}
 
 
-def load_recipe(recipe: str | os.PathLike) -> Recipe:
+def load_recipe(recipe: str | os.PathLike, data: str | os.PathLike | None = None) -> Recipe:
     """Loads a recipe.
 
     Args:
         recipe: A name of `list_recipes`, or the path of a Python file, ending in ".py", which is
-            run. `my_flowers.py` must define `my_flowers()`, which returns a `Recipe`.
+            run. `my_flowers.py` must define `my_flowers()`, which returns a `Recipe`. If it is
+            `my_flowers(data=None)`, it gets the path of the data, and may choose by it.
+        data: Path of the data; the same as an override of data.path.
 
     Example:
 
@@ -56,11 +59,18 @@ def load_recipe(recipe: str | os.PathLike) -> Recipe:
         raise FileNotFoundError(f"recipe must be a file that exists. Received: {str(recipe)!r}")
     name = path.stem.replace("-", "_")
     function = getattr(_module(path), name, None)
-    found = function() if callable(function) else None
+    found = None
+    if callable(function):
+        takes = "data" in inspect.signature(function).parameters
+        found = function(data=data and os.fspath(data)) if takes else function()
     if not isinstance(found, Recipe):
         raise ValueError(
             f"recipe must be a file that defines {name}(), which returns a Recipe. "
             f"Received: {str(recipe)!r}"
+        )
+    if data is not None:
+        found = dataclasses.replace(
+            found, data=dataclasses.replace(found.data, path=os.fspath(data))
         )
     return found.checked()
 
@@ -77,7 +87,12 @@ def resolve_recipe(
         overrides: Changes to its fields, such as "optimizer.learning_rate=3e-4".
         data: Path of the data; the same as an override of data.path.
     """
-    recipe = override(recipe if isinstance(recipe, Recipe) else load_recipe(recipe), overrides)
+    overrides = list(overrides)
+    if not isinstance(recipe, Recipe):
+        paths = [s.partition("=")[2] for s in overrides if s.startswith("data.path=")]
+        data = data if data is not None or not paths else paths[-1]
+        recipe = load_recipe(recipe, data)
+    recipe = override(recipe, overrides)
     if data is None:
         return recipe
     changed = dataclasses.replace(recipe.data, path=os.fspath(data))

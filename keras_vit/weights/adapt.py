@@ -14,6 +14,8 @@ LOG = logging.getLogger("keras_vit")
 PATCHES, TABLE = "patches/projection/kernel", "position_embedding/table"
 LINES = ("position_embedding/rows", "position_embedding/columns")
 RELATIVE = ("relative_positions/table", "relative_positions/keys")
+FIXED = ("width", "depth", "mlp_dim", "num_registers")
+"""Sizes that a model has in common with its checkpoint."""
 
 
 def in_head(path: str) -> bool:
@@ -120,7 +122,15 @@ def target_config(source: ViTConfig, given: Mapping[str, Any]) -> tuple[ViTConfi
     Args:
         source: The checkpoint's config.
         given: Fields that the caller passed.
+
+    Raises:
+        ValueError: A size is not the checkpoint's.
     """
+    for name in FIXED:
+        if name in given and given[name] != (saved := getattr(source, name)):
+            raise ValueError(
+                f"{name} must be {saved}, as in the checkpoint. Received: {name}={given[name]!r}"
+            )
     fields: dict[str, Any] = {}
     classes = given.get("num_classes", source.num_classes)
     other = classes != source.num_classes

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import keras
 import numpy as np
 
+from keras_vit.classifier import Classifier, vit_of
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
 from keras_vit.model import ViT
@@ -89,7 +90,7 @@ def _check_arrays(path: Path, config: ViTConfig, found: Collection[tuple[int, ..
 def load_weights_h5(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) -> ViT:
     """A model with the weights of a `.weights.h5`, adapted to the fields that the caller passed."""
     source, _ = read_weights_h5(path, given)
-    target, new_head = adapt.target_config(source, given)
+    target, new_head = _target_config(path, source, given)
     _check_target(path, source, target, new_head)
     with deferred() as weights:
         model = ViT(source, **model_fields)
@@ -116,12 +117,12 @@ def find_keras(path: Path) -> Path | None:
 def load_adapted(path: Path, given: Mapping[str, Any], model_fields: Mapping[str, Any]) -> ViT:
     """A model with the weights of a `.keras`, adapted to the fields that the caller passed."""
     check_keras_file(path)
-    saved = load_model(path)
+    saved = vit_of(load_model(path))
     for layer in saved._flatten_layers():
         if (mode := getattr(layer, "quantization_mode", None)) is not None:
             raise refusal(path, "be a model that is not quantized", quantization_mode=mode)
     source = saved.config
-    target, new_head = adapt.target_config(source, given)
+    target, new_head = _target_config(path, source, given)
     _check_target(path, source, target, new_head)
     return _adapted(source, target, new_head, _values(path, saved), model_fields)
 
@@ -172,6 +173,15 @@ def _adapted(
     return model
 
 
+def _target_config(
+    path: Path, source: ViTConfig, given: Mapping[str, Any]
+) -> tuple[ViTConfig, bool]:
+    try:
+        return adapt.target_config(source, given)
+    except ValueError as error:
+        raise Refused(f"{error}, in {str(path)!r}") from error
+
+
 def _check_target(path: Path, source: ViTConfig, target: ViTConfig, new_head: bool) -> None:
     """Raises one error if the requested model has weights that the saved one cannot fill."""
     saved, wrong = weight_shapes(source), []
@@ -192,6 +202,7 @@ def check_keras_file(path: str | os.PathLike) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"path must be a .keras file. Received: path={str(path)!r}")
     with _opened(path) as (content, file, size):
+        content = _without_preprocessing(path, content)
         config = _config_in(path, content)
         shapes = read_shapes(file, path, size)
     if config is None:
@@ -221,10 +232,26 @@ def _check_quantized(path: Path, config: ViTConfig, found: list[tuple[int, ...]]
             raise mismatch(path, [f"missing: {name!r}, expected an array of shape {shape}"])
 
 
+def _without_preprocessing(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The object of the ViT in a `Classifier`; of other models their own."""
+    known = _registered(content)
+    if known is not Classifier:
+        return content
+    config = content.get("config")
+    inner = config.get("model") if isinstance(config, dict) else None
+    if not isinstance(inner, dict):
+        raise refusal(path, "state the Classifier's model as an object", model=inner)
+    return inner
+
+
+def _registered(content: Mapping[str, Any]) -> Any:
+    name = content.get("registered_name")
+    return keras.saving.get_registered_object(name) if isinstance(name, str) else None
+
+
 def _config_in(path: Path, content: Mapping[str, Any]) -> ViTConfig | None:
     """The config of the `ViT` in the file; None if a subclass has a config of its own."""
-    registered = content.get("registered_name")
-    known = keras.saving.get_registered_object(registered) if isinstance(registered, str) else None
+    known = _registered(content)
     if not isinstance(known, type) or not issubclass(known, ViT):
         kind = str(content.get("class_name"))[:100]
         raise ValueError(f"path must hold a ViT. Received: {path}, a {kind} model")

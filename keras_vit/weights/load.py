@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,8 @@ import keras
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.config_names import check_names
+from keras_vit.config_rules import as_labels
 from keras_vit.deferred import deferred
 from keras_vit.model import ViT
 from keras_vit.model_weights import weight_shapes
@@ -77,7 +80,7 @@ def from_pretrained(
             `keras-vit models` lists. A `.keras` file, or the run folder that it is in, may get
             another head, image size or config fields too.
         num_classes: None keeps the checkpoint's head, 0 removes it, and another number than its own
-            creates a new one, initialized with zeros.
+            creates a new one, initialized with zeros. `labels` alone set it.
         image_size: An int or (height, width). The position table is resampled by the source's own
             rule. None keeps the checkpoint's.
         in_channels: Channels of the images. The patch kernel is summed or repeated.
@@ -85,7 +88,8 @@ def from_pretrained(
         dtype: dtype policy of the model.
         name: Name of the model.
         **config_fields: Fields of `ViTConfig`: those that the file does not state (`num_heads`),
-            and those that the model should have (`drop_path`, `pooling`).
+            and those that the model should have (`drop_path`, `pooling`, `labels`).
+            `help(keras_vit.ViTConfig)` lists them.
 
     Returns:
         A `ViT`.
@@ -94,6 +98,9 @@ def from_pretrained(
 
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", num_classes=10, image_size=384)
     """
+    check_names(config_fields, ViTConfig.__dataclass_fields__)  # before anything is downloaded
+    if num_classes is None and isinstance(labels := as_labels(config_fields.get("labels")), tuple):
+        num_classes = len(labels)
     requested = {
         "num_classes": num_classes,
         "image_size": image_size,
@@ -140,6 +147,13 @@ def from_variant(
     path = as_path("weights", weights)
     if not path.exists() and known.find(f"{variant}.{weights}"):
         weights = f"{variant}.{weights}"
+    elif not path.exists() and re.fullmatch(r"\w+", os.fspath(weights)):  # "imagenet"
+        tags = known.of_variant(variant)
+        names = f", such as {', '.join(tags)}" if tags else "; there is none for this variant"
+        raise FileNotFoundError(
+            f"weights must be a name that `keras-vit models {variant}` lists{names}, or a path, "
+            f"hf://organization/name or https://... Received: weights={os.fspath(weights)!r}"
+        )
     path = local_path(weights)
     sizes = size if keras_files.find_weights_h5(path) is not None else {}  # it may state no size
     model = from_pretrained(path, num_classes=num_classes, **{**sizes, **fields})

@@ -4,23 +4,35 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vit.atomic import atomic_path
+from keras_vit.classifier import takes_classifier
 from keras_vit.model import ViT
 from keras_vit.paths import as_path
 from keras_vit.weights import json_rules
 from keras_vit.weights.files.writers import write_npz, write_safetensors
 from keras_vit.weights.formats import FORMATS, WRITABLE
 from keras_vit.weights.formats.table import Empty, Format, Pair
+from keras_vit.weights.model_card import CARD, model_card
 
 WEIGHTS = "model.safetensors"
 
 
-def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -> Path:
-    """Writes a model's weights for another library.
+@takes_classifier
+def save_pretrained(
+    model: ViT,
+    path: str | os.PathLike,
+    format: str = "timm",
+    *,
+    results: Mapping[str, Any] | None = None,
+    license: str | None = None,
+    repo: str | None = None,
+) -> Path:
+    """Writes a model's weights for another library, and for a folder its model card.
 
     "timm", "beit" (timm's BEiT), "huggingface", "huggingface_clip" (SigLIP) and
     "huggingface_dinov3" are folders with `config.json` and `model.safetensors`. "google" and
@@ -28,11 +40,17 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
     written in float32, without their `trainable` flags, which `model.save` keeps. A model that the
     other library cannot compute is an error, and nothing is written.
 
+    The card is a README.md with the classes, the pixel contract and how to load the model. One that
+    is there already is kept.
+
     Args:
         model: A `ViT` without LoRA and quantization.
         path: A folder, or a file if the name ends in .npz or .safetensors.
         format: "timm", "beit", "huggingface", "huggingface_clip", "huggingface_dinov3", "google",
             "big_vision", "torchvision" or "vit_pytorch".
+        results: What the model reaches, for the card: numbers by what was measured.
+        license: An identifier of the Hub's list, such as "apache-2.0", for the card.
+        repo: Where the card says that the model is on the Hub, "organization/name".
 
     Returns:
         The folder or file that was written.
@@ -71,8 +89,11 @@ def save_pretrained(model: ViT, path: str | os.PathLike, format: str = "timm") -
         return _write(target if as_file else target.with_name(target.name + to.suffix), table, to)
     if as_file:
         return _write(target, table, to)
+    card = model_card(model, format, repo=repo, results=results, license=license)
     with atomic_path(target) as folder:
         folder.mkdir()
+        if not (target / CARD).exists():
+            (folder / CARD).write_text(card, encoding="utf-8")
         _write(folder / WEIGHTS, table, to)
         for name, content in to.json_files.items():
             text = json.dumps(content(config), indent=2, ensure_ascii=False)

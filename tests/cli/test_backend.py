@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -42,3 +44,25 @@ def test_missing_backend_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'keras3-vit\[jax\]'"):
         backend.choose()
+
+
+GREETED = """
+import os, sys
+from keras_vit_cli.backend import without_greetings
+try:
+    with without_greetings():
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called ...\\n")
+        os.write(2, b"I0000 00:00:1795125245.191166   29780 port.cc:153] oneDNN is on\\n")
+        os.write(2, b"a warning of another library\\n")
+        print("of Python", file=sys.stderr)
+        raise ValueError("an error")
+finally:
+    print("after", file=sys.stderr)
+"""
+
+
+def test_greetings_are_hidden_and_nothing_else():
+    done = subprocess.run([sys.executable, "-c", GREETED], capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert lines[:3] == ["a warning of another library", "of Python", "after"]
+    assert lines[-1] == "ValueError: an error" and "absl" not in done.stderr

@@ -115,7 +115,7 @@ def _names(count):
         (["--labels", "none.txt"], "--labels must be a text file with the name of a class in each"),
         (["--labels", "none.txt"], "Received: none.txt, which does not exist"),
         (["--labels", "."], "Received: ., a folder"),
-        (["--out", "labels.onnx"], "path must not exist, or overwrite be True"),
+        (["--out", "labels.onnx"], "--out must not exist, or --overwrite be given"),
         (["--out", "labels.txt/x.onnx"], "path must be in a folder, and "),
         (["--out", "x.tflite"], "path must end in .onnx. Received: path='x.tflite'"),
     ],

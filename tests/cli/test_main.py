@@ -103,6 +103,7 @@ def start(*arguments, **environment):
         (["evaluate", "none.keras"], 1),
         (["train", "--recipe", "none.py", "--workdir", "none"], 1),
         (["train", "--recipe", "digits"], 2),
+        (["train", "--list"], 0),
     ],
 )
 def test_help_and_missing_files_import_no_keras(arguments, code):

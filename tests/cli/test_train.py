@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
+from PIL import Image
 
 from keras_vit import train
 from keras_vit.train.run import run_folder, run_status
@@ -36,7 +38,7 @@ def test_preview_draws_and_ends(call, tmp_path):
     code, out, _ = call("train", "--recipe", "digits", "--preview", path)
     assert (code, out) == (0, f"wrote {path}\n") and path.stat().st_size > 1000
     code, _, err = call("train", "--preview", path)
-    assert code == 2 and "--recipe is required with --preview" in err
+    assert code == 2 and "--recipe or --data is required" in err
 
 
 @pytest.mark.backend_free
@@ -69,6 +71,7 @@ def test_train_refuses_in_one_line(call, digits, change, words, tmp_path):
     last = err.strip().splitlines()[-1]
     assert last.startswith("keras-vit: error: ") and words in last
     assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.backend_free
@@ -213,3 +216,41 @@ def test_train_without_labels_evaluate_and_fine_tune(call, digits, tmp_path):
     assert code == 0 and "Test: top-1" in out, err
     code, out, err = call(*digits(tmp_path / "x", *sets, "--set", "objective.options.ratio=1"))
     assert code == 1 and "no field 'ratio'; near: mask_ratio" in err
+
+
+@pytest.mark.backend_free
+def test_data_alone_means_the_recipe_folder(call, tmp_path):
+    rng = np.random.default_rng(0)
+    for label in ("daisy", "rose"):
+        (tmp_path / "flowers" / label).mkdir(parents=True)
+        for i in range(6):
+            pixels = rng.integers(0, 256, (20 + i, 24, 3), dtype="uint8")
+            Image.fromarray(pixels).save(tmp_path / "flowers" / label / f"{i}.png")
+    tiny = (
+        '{"image_size": 16, "patch_size": 8, "width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8}'
+    )
+    settings = ["model.variant=null", "model.weights=null", f"model.config={tiny}", "run.epochs=1"]
+    settings += ["data.train=.[:70%]", "data.test=.[70%:]", "run.batch_size=4"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    run = tmp_path / "runs" / "flowers"
+    code, out, err = call(
+        "train", "--data", tmp_path / "flowers", "--workdir", run, *sets, "--quiet"
+    )
+    assert code == 0, err
+    code, out, _ = call("train", "--workdir", run)  # finished
+    assert f"keras-vit predict {run} IMAGE" in out and f"keras-vit export {run}" in out
+    code, _, err = call("train", "--workdir", tmp_path / "none")
+    assert code == 2 and "--data or --recipe is required" in err
+
+
+@pytest.mark.backend_free
+def test_missing_weights_name_the_option(call, tmp_path, monkeypatch):
+    (tmp_path / "flowers" / "daisy").mkdir(parents=True)
+    for i in range(12):
+        Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(tmp_path / f"flowers/daisy/{i}.png")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "runs" / "x"
+    code, _, err = call("train", "--data", tmp_path / "flowers", "--workdir", run)
+    assert code == 1 and "--set model.weights=FILE" in err
+    assert not (tmp_path / "runs").exists()  # nothing of the failed run is left

@@ -103,7 +103,13 @@ AUGMENT = {
     "imagenet1k_mae_b16": Augment(crop="inception", crop_area=(0.2, 1.0), flip=True),
     "imagenet1k_dino_s16": Augment(),  # the views are the objective's
     "imagenet1k_deit_distilled_s16": DEIT,
-    "folder": Augment(crop="inception", crop_area=(0.3, 1.0), flip=True),
+    "folder": Augment(
+        crop="inception",
+        crop_area=(0.5, 1.0),
+        flip=True,
+        rand_augment_layers=2,
+        rand_augment_magnitude=9,
+    ),
 }
 MORE_KERNELS = {
     "mae": {"embed", "pixels"},

@@ -49,7 +49,7 @@ def test_weights_h5_by_config_json_or_fields(tmp_path):
     larger = keras_vit.from_pretrained(path, image_size=(32, 40), num_classes=7)
     assert larger.output_shape == (None, 7) and larger.config.image_size == (32, 40)
     assert inspect(path).format == "keras" and inspect(path).parameters == model.count_params()
-    with pytest.raises(ValueError, match="hold exactly the expected arrays"):
+    with pytest.raises(ValueError, match="mlp_dim must be 28, as in the checkpoint"):
         keras_vit.from_pretrained(path, mlp_dim=30)
 
 
@@ -90,8 +90,10 @@ def test_other_weights_of_a_folder_come_before_its_keras_file(tmp_path):
 def test_keras_file_that_does_not_fit_is_refused(tmp_path):
     model = random_vit(image_size=(24, 16))
     model.save(tmp_path / "m.keras")
-    with pytest.raises(ValueError, match="hold exactly the expected arrays"):
+    with pytest.raises(ValueError, match="depth must be 2, as in .* depth=9, in '.*m.keras'$"):
         keras_vit.from_pretrained(tmp_path / "m.keras", depth=9)
+    with pytest.raises(ValueError, match="hold exactly the expected arrays"):
+        keras_vit.from_pretrained(tmp_path / "m.keras", layer_scale=0.1)
     dense = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     dense.save(tmp_path / "dense.keras")
     with pytest.raises(ValueError, match=r"path must hold a ViT.*dense\.keras, a Sequential"):

@@ -89,12 +89,12 @@ def test_load_without_head_gives_features(tmp_path, arrays):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"width": 25}, "wrong shape"),
-        ({"depth": 1}, "extra: 'blocks.1"),
-        ({"depth": 3}, r"missing: '\(for encoder_block_2"),
+        ({"width": 25}, "width must be 20, as in the checkpoint"),
+        ({"depth": 1}, "depth must be 2, as in the checkpoint"),
+        ({"depth": 3}, "depth must be 2, as in the checkpoint. Received: depth=3, in .*'$"),
         ({"layer_scale": 0.1}, "missing"),
         ({"class_token": False, "pooling": "mean"}, "extra: 'cls_token'"),
-        ({"mlp_dim": 30}, "wrong shape"),
+        ({"mlp_dim": 30}, "mlp_dim must be 28"),
         ({"no_such_field": 1}, "no_such_field"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
 from keras_vit.export.accuracy import Drop, check_accuracy_data, check_drop
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
@@ -72,6 +73,7 @@ class ONNXExport:
     """The model's accuracy and the file's on `accuracy_data`, or None."""
 
 
+@takes_classifier
 def export_onnx(
     model: ViT,
     path: str | os.PathLike,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.export.accuracy import Drop, check_accuracy_data, check_drop
 from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
 from keras_vit.export.fold import check_model, fold
@@ -69,6 +70,7 @@ class OpenVINOExport:
     """The model's accuracy and the export's on `accuracy_data`, or None."""
 
 
+@takes_classifier
 def export_openvino(
     model: ViT,
     path: str | os.PathLike,

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
 from keras_vit.export.arguments import (
     IMAGES,
@@ -61,6 +62,7 @@ class SavedModelExport:
     verification: Verification
 
 
+@takes_classifier
 def export_saved_model(
     model: ViT,
     path: str | os.PathLike,

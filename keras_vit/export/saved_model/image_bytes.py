@@ -1,8 +1,8 @@
 """From image files to a model's pixels inside a TensorFlow graph, with the numbers of `preprocess`.
 
 Decoding gives exactly PIL's pixels: JPEG of any color space, PNG of any depth. Alpha is dropped, 16
-bits become their upper 8, and EXIF orientation is ignored, as in `preprocess`. Resizing rounds to
-whole pixels after each axis, as PIL does.
+bits become their upper 8, and the EXIF orientation of a JPEG is applied, as in `preprocess`.
+Resizing rounds to whole pixels after each axis, as PIL does.
 
 A header may claim more pixels than memory holds, and TensorFlow's decoders believe it. So the
 header is read first, and an image that is too large is not decoded.
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.config import ViTConfig
+from keras_vit.export.saved_model.orientation import orientation, turned
 from keras_vit.preprocessing import MAX_PIXELS, corner, covering
 
 PARALLEL = 4  # images of a batch that are decoded at a time
@@ -130,7 +131,8 @@ def _image(file, config: ViTConfig, max_pixels: int):
         ],
         default=lambda: tf.zeros([2], tf.int32),
     )
-    size = tf.cast(size, tf.int64)
+    how = tf.cond(is_jpeg, lambda: orientation(file), lambda: tf.ones([], tf.int64))
+    size = tf.cast(tf.where(how >= 5, tf.reverse(size, [0]), size), tf.int64)
     covered = _size(size, config)
     most = tf.reduce_prod(tf.maximum(size, covered))
     numbers = tf.strings.reduce_join(tf.strings.as_string(size), separator=" x ")
@@ -155,6 +157,7 @@ def _image(file, config: ViTConfig, max_pixels: int):
             lambda: tf.io.decode_jpeg(file, 3, dct_method="INTEGER_ACCURATE"),
             lambda: tf.io.decode_png(file, 3),
         )
+        image = turned(image, how)
         return _crop(_resize(_channels(image, config.in_channels), covered, config), config)
 
     shape = config.input_shape

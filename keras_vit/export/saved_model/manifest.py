@@ -32,7 +32,7 @@ def describe(config: ViTConfig, serving: Any, functions: Mapping[str, Any]) -> d
             "images": "uint8 pixels" if serving.images == "uint8" else "(pixel / 255 - mean) / std",
             "files": "JPEG and PNG",
             "max_pixels": serving.max_pixels,
-            "exif_orientation": "ignored",
+            "exif_orientation": "applied to JPEG files",
             "alpha": "left out",
         },
         "signatures": {name: _signature(function) for name, function in functions.items()},

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
 from keras_vit.export.accuracy import Drop, check_drop, check_max_drop
 from keras_vit.export.arguments import (
@@ -60,6 +61,7 @@ class TFLiteExport:
     """The model's accuracy and the file's on `accuracy_data`, or None."""
 
 
+@takes_classifier
 def export_tflite(
     model: ViT,
     path: str | os.PathLike,

@@ -2,11 +2,14 @@
 
 import tensorflow as tf
 
+from keras_vit.export.saved_model.orientation import orientation, turned
 from keras_vit.train.augment import rand_augment
 
 
 def decode(image: tf.Tensor, channels: int) -> tf.Tensor:
     """An image as uint8, with PIL's pixels; gray and color are converted to the model's channels.
+
+    The EXIF orientation of a JPEG is applied.
 
     Args:
         image: An encoded image (a scalar string), or uint8 (..., C).
@@ -20,7 +23,8 @@ def decode(image: tf.Tensor, channels: int) -> tf.Tensor:
 
     def jpeg():
         # The default is faster and up to three pixel values off.
-        return tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
+        picture = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
+        return turned(picture, orientation(image))
 
     def other():  # in color first: TensorFlow does not decode BMP and GIF to gray
         picture = tf.io.decode_image(image, 3, expand_animations=False)

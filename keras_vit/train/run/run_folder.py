@@ -4,6 +4,7 @@ import logging
 import math
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from keras_vit.weights.files.documents import OBJECT, read_document, stated
 logger = logging.getLogger(__name__)
 
 
-def check_workdir(workdir: Path, resume: bool) -> None:
-    """Creates the folder. Raises if it holds anything but a run, or cannot be written."""
+def check_workdir(workdir: Path, resume: bool) -> list[Path]:
+    """Creates the folder, and returns which folders were created, the innermost first.
+
+    Raises if it holds anything but a run, or cannot be written.
+    """
+    created = [folder for folder in (workdir, *workdir.parents) if not folder.exists()]
     there = sorted(p.name for p in workdir.iterdir()) if workdir.is_dir() else []
     is_run = RECIPE in there
     # A run that ended before its first step leaves locks and temporary files.
@@ -42,6 +47,16 @@ def check_workdir(workdir: Path, resume: bool) -> None:
             "workdir must be a folder that can be written. "
             f"Received: workdir={str(workdir)!r}: {error.strerror}"
         ) from error
+    return created
+
+
+def remove_empty(created: Sequence[Path]) -> None:
+    """Removes the folders that `check_workdir` created, if nothing was written into them."""
+    for folder in created:
+        try:
+            folder.rmdir()
+        except OSError:  # it is not empty
+            return
 
 
 def check_shared(workdir: Path, devices: Devices) -> None:

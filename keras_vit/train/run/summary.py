@@ -1,10 +1,12 @@
 """What a run says on the terminal: what is about to be trained, and what was reached."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
+from keras_vit.train import folder_recipe
 from keras_vit.train.distribution import Devices
 from keras_vit.train.run.run_status import MODEL, OBJECTIVE
 
@@ -37,6 +39,8 @@ def summary_of_plan(plan: "RunPlan") -> str:
         given, base = recipe.optimizer.learning_rate, recipe.optimizer.base_batch
         line += f" ({given:g} for {base:,})"
     lines.append(line)
+    if recipe.name == "folder":
+        lines += ["", "Chosen by the number of images:", folder_recipe.choices(recipe), ""]
     if plan.start.step:
         epoch = min(plan.start.epoch + 1, plan.epochs)
         lines.append(f"resumes at step {plan.start.step:,}, in epoch {epoch:,}")
@@ -51,7 +55,11 @@ def summary_of_results(results: dict[str, Any], workdir: Path) -> str:
         return (
             f"\nTest: top-1 {results['top1']:.2%}{top5}, {after}\n"
             f"{workdir}/report.md    curves, mistakes and what to do next\n"
-            f"{workdir}/{MODEL}  the model"
+            f"{workdir}/{MODEL}  the model\n\n"
+            "To go on:\n"
+            f"  keras-vit predict {shlex.quote(str(workdir))} IMAGE\n"
+            f"  keras-vit explain {shlex.quote(str(workdir))} IMAGE\n"
+            f"  keras-vit export {shlex.quote(str(workdir))} --to saved_model"
         )
     knn = f", k-NN accuracy {results['knn']:.2%}" if "knn" in results else ""
     return (

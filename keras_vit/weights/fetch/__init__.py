@@ -1,5 +1,6 @@
 """`fetch_weights`: from a path, a known name, the Hugging Face Hub or an https:// URL."""
 
+import difflib
 import logging
 import os
 import re
@@ -83,9 +84,14 @@ def _require_no_revision(source: str, revision: str | None) -> None:
 
 def _not_found(source: str) -> str:
     """The error for a source that is neither a path nor a known name, with suggestions."""
-    hints = []
+    hints, folder = [], Path(source).parent
     if re.fullmatch(r"[\w-]+/[\w.-]+", source):
-        hints.append(f"hf://{source} on the Hugging Face Hub")
+        if folder.is_dir():  # a local folder, not an organization
+            names = [path.name for path in folder.iterdir()]
+            close = difflib.get_close_matches(Path(source).name, names, 1)
+            hints += [f"the path {folder / name}" for name in close]
+        else:
+            hints.append(f"hf://{source} on the Hugging Face Hub")
     if near := known.nearest(source):
         one = "the known name" if len(near) == 1 else "one of the known names"
         hints.append(f"{one} {', '.join(near)}")

@@ -72,6 +72,34 @@ def fetch_repository(source: str, revision: str | None, cache_dir: Path | None) 
     return paths[-1] if place.inside in files else paths[-1].parent
 
 
+def upload(
+    place: Place, folder: Path, card: str, *, private: bool | None, message: str | None
+) -> str:
+    """Uploads a folder to a repository, which is created if there is none.
+
+    Args:
+        place: The repository.
+        folder: The folder.
+        card: The file of the folder that is left out if the repository has one.
+        private: Whether a new repository is private; None leaves it to the Hub.
+        message: Message of the commit.
+
+    Returns:
+        The URL of the commit.
+    """
+    api = _api()
+    with _explained(place):
+        api.create_repo(place.repo, private=private, exist_ok=True)
+        kept = api.file_exists(place.repo, card)
+        commit = api.upload_folder(
+            repo_id=place.repo,
+            folder_path=folder,
+            commit_message=message or "Upload by keras_vit",
+            ignore_patterns=[card] if kept else None,
+        )
+    return str(commit.commit_url)
+
+
 def parse(source: str, revision: str | None = None) -> Place:
     """The parts of an hf:// source, or `ValueError`."""
     found = GRAMMAR.fullmatch(source)

@@ -61,12 +61,47 @@ def find(name: str) -> Known | None:
 
 
 def nearest(name: str, count: int = 5) -> list[str]:
-    """Known names similar to `name`, best match first."""
-    variant, dot, tag = name.lower().partition(".")
-    near = difflib.get_close_matches(name.lower(), KNOWN, count, 0.6)
+    """Known names that `name` may mean, best match first.
+
+    A name of the Hub, an architecture of timm and a size mean their own checkpoints. Otherwise
+    names are compared by their letters.
+
+    Example:
+
+    >>> known.nearest("google/vit-base-patch16-224")
+    ['vit_b16.huggingface_in21k_ft_in1k']
+    """
+    name = name.lower()
+    if hosted := [row.name for row in KNOWN.values() if row.source.lower() == f"hf://{name}"]:
+        return hosted
+    variant, dot, tag = name.partition(".")
+    own = [] if dot else [row.name for row in KNOWN.values() if row.variant == name]
+    if own or (own := _of_architecture(variant.rpartition("/")[2].replace("-", "_"))):
+        tags = {n.partition(".")[2]: n for n in own}
+        return [tags[t] for t in difflib.get_close_matches(tag, tags, count, 0.5)] or own[:count]
+    if "/" in name:  # the letters of a path or of an organization mean nothing here
+        return []
+    near = difflib.get_close_matches(name, KNOWN, count, 0.6)
     # `vit_b16.dino` matches every DINO of that size better than its letters tell.
     starts = [n for n in KNOWN if dot and tag and n.startswith(f"{variant}.") and tag in n]
     return list(dict.fromkeys([*starts, *near]))[:count]
+
+
+def of_variant(variant: str, count: int = 5) -> list[str]:
+    """Tags of the checkpoints of a size, those with a head of ImageNet's 1,000 classes first."""
+    rows = [row for row in KNOWN.values() if row.variant == variant]
+    rows.sort(key=lambda row: row.num_classes != 1000)
+    return [row.name.removeprefix(f"{variant}.") for row in rows][:count]
+
+
+def _of_architecture(name: str) -> list[str]:
+    """Names of the checkpoints of timm's architecture with which a name without a tag starts."""
+    found: dict[str, list[str]] = {}
+    for row in KNOWN.values():
+        architecture = row.source.removeprefix("hf://timm/").partition(".")[0]
+        if row.format == "timm" and f"{name}_".startswith(f"{architecture}_"):
+            found.setdefault(architecture, []).append(row.name)
+    return found[max(found, key=len)] if found else []
 
 
 def _load_table() -> dict[str, Known]:

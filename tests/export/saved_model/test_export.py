@@ -292,7 +292,7 @@ def test_manifest_describes_every_file(model, export):
         "shape": [None, 24, 16, 3],
     }
     assert manifest["verification"]["images"] == export.verification.images == 16
-    assert manifest["pixels"]["exif_orientation"] == "ignored"
+    assert manifest["pixels"]["exif_orientation"] == "applied to JPEG files"
     assert (export.path / "assets" / "labels.txt").read_text("utf-8").split("\n")[2] == LABELS[2]
 
 

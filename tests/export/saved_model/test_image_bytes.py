@@ -77,9 +77,10 @@ def files_of_every_kind():
     yield "PNG of 16 bits, gray", encode(Image.fromarray(deep), "PNG")
     yield "progressive", encode(picture(), progressive=True, subsampling=2)
     yield "transparent color", encode(picture().convert("P"), "PNG", transparency=3)
-    turned = Image.Exif()
-    turned[0x0112] = 6  # to be turned by a quarter
-    yield "EXIF", encode(picture(), exif=turned)
+    tags = Image.Exif()
+    tags[0x0112] = 6  # to be turned by a quarter, back to what it was
+    turned = picture().transpose(Image.Transpose.ROTATE_90)
+    yield "EXIF", encode(turned, exif=tags)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

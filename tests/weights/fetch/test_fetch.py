@@ -62,6 +62,22 @@ def test_fetch_missing_path_asks_in_whole_sentences(monkeypatch, source, near, m
     assert str(error.value).partition("which does not exist.")[2] == meant
 
 
+def test_fetch_missing_path_in_a_folder_is_no_organization(monkeypatch, tmp_path):
+    (tmp_path / "runs" / "flowers").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for source, meant in (("runs/flower", " Did you mean the path runs/flowers?"), ("runs/x", "")):
+        with pytest.raises(FileNotFoundError) as error:
+            fetch_weights(source)
+        assert str(error.value).partition("which does not exist.")[2] == meant
+
+
+def test_weights_of_keras_applications_are_answered_by_our_tags():
+    with pytest.raises(FileNotFoundError, match="weights must be .* augreg_in21k_ft_in1k, .*or a"):
+        keras_vit.vit_ti16(weights="imagenet")
+    with pytest.raises(FileNotFoundError, match="there is none for this variant"):
+        keras_vit.vit_gigantic14(weights="imagenet")
+
+
 @pytest.mark.parametrize("source", [None, 3, b"..", "", ["a"]])
 def test_fetch_and_its_callers_name_the_argument_that_is_no_path(source):
     for function in (fetch_weights, keras_vit.from_pretrained):

@@ -92,11 +92,36 @@ def test_known_find_takes_both_names():
         ("vit_b16.augreg_in21", "vit_b16.augreg_in21k"),
         ("VIT_B16.DINO2", "vit_b16.dino"),
         ("vit_b14.dinov2", "vit_b14.dinov2_lvd142m_518"),
+        # As transformers, timm and KerasHub name them.
+        ("google/vit-base-patch16-224", "vit_b16.huggingface_in21k_ft_in1k"),
+        ("google/vit-large-patch16-224", "vit_l16.augreg_in21k_ft_in1k"),
+        ("vit_base_patch16_224", "vit_b16.augreg_in21k_ft_in1k"),
+        ("timm/vit_base_patch16_224", "vit_b16.augreg_in21k_ft_in1k"),
+        ("vit_base_patch16_224.augreg_in21", "vit_b16.augreg_in21k"),
+        ("vit_base_patch16_224_imagenet", "vit_b16.augreg_in21k_ft_in1k"),
+        ("vit_base_patch14_dinov2", "vit_b14.dinov2_lvd142m_518"),
+        ("vit_s32", "vit_s32.augreg_in21k"),
     ],
 )
 def test_known_nearest(name, near):
     assert near in known.nearest(name)
-    assert known.nearest("pizza") == []
+
+
+def test_known_nearest_of_an_architecture_is_of_its_size():
+    """By their letters, other families are nearer."""
+    found = known.nearest("vit_base_patch16_224")
+    assert len(found) == 5 and all(name.startswith("vit_b16.") for name in found)
+
+
+@pytest.mark.parametrize("name", ["pizza", "runs/vit_b16.dino", "facebook/dino-vitb16"])
+def test_known_nearest_guesses_nothing_far(name):
+    assert known.nearest(name) == []
+
+
+def test_known_tags_of_a_variant_begin_with_classifiers():
+    tags = known.of_variant("vit_b16")
+    assert [known.KNOWN[f"vit_b16.{tag}"].num_classes for tag in tags] == [1000] * 5
+    assert known.of_variant("vit_g14") == []
 
 
 QUICK = (
