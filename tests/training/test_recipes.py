@@ -33,6 +33,7 @@ SETS = {
     "imagenet1k_deit3_b16": IMAGENET,
     "augreg_vit_b16": {**IMAGENET, "num_examples": 1_268_355},
     "cifar10_mae": dict(num_examples=50_000, classes=10, shape=(32, 32, 3)),
+    "cifar10_distill": dict(num_examples=50_000, classes=10, shape=(32, 32, 3)),
     "cifar10_few_labels": dict(num_examples=5000, classes=10, shape=(32, 32, 3)),
     "imagenet1k_mae_b16": IMAGENET,
     "imagenet1k_dino_s16": IMAGENET,
@@ -54,8 +55,9 @@ RATES = {
     "imagenet1k_deit_s16": (375_342, 6255, 1e-3, 1e-5),
     "imagenet1k_deit3_b16": (500_456, 3130, 3e-3, 0.0),
     "augreg_vit_b16": (92_897, 10_000, 1e-3, 0.0),
-    "cifar10_mae": (11_719, 600, 1.5e-3, 0.0),
-    "cifar10_few_labels": (3906, 200, 1e-3, 0.0),
+    "cifar10_mae": (5859, 400, 1e-3, 0.0),
+    "cifar10_distill": (3125, 400, 5e-3, 0.0),
+    "cifar10_few_labels": (1562, 100, 1e-3, 0.0),
     "imagenet1k_mae_b16": (250_228, 12_520, 2.4e-3, 0.0),
     "imagenet1k_dino_s16": (375_342, 12_510, 2e-3, 1e-6),
     "imagenet1k_deit_distilled_s16": (375_342, 6255, 1e-3, 1e-5),
@@ -99,7 +101,10 @@ AUGMENT = {
         FINETUNE, rand_augment_layers=2, rand_augment_magnitude=20, mixup=0.8
     ),
     "cifar10_mae": Augment(crop="pad", flip=True),
-    "cifar10_few_labels": dataclasses.replace(DEIT, crop="pad", erasing=0.0, repeats=1),
+    "cifar10_distill": Augment(crop="pad", flip=True),
+    "cifar10_few_labels": Augment(
+        crop="pad", flip=True, rand_augment_layers=2, rand_augment_magnitude=9
+    ),
     "imagenet1k_mae_b16": Augment(crop="inception", crop_area=(0.2, 1.0), flip=True),
     "imagenet1k_dino_s16": Augment(),  # the views are the objective's
     "imagenet1k_deit_distilled_s16": DEIT,
@@ -175,6 +180,8 @@ def small(name, folder=None):
     if objective.teacher is not None:
         fields = {k: v for k, v in config.items() if "token" not in k and k != "pooling"}
         objective = dataclasses.replace(objective, teacher=str(folder / "teacher.keras"))
+        fields["num_classes"] = SETS[name]["classes"]
+        fields.setdefault("image_size", SETS[name]["shape"][0])
         keras_vit.ViT(keras_vit.ViTConfig(**fields)).save(objective.teacher)
     return dataclasses.replace(recipe, model=model, run=run, schedule=schedule, objective=objective)
 

@@ -39,9 +39,9 @@ def cifar10_mae() -> Recipe:
                 "pixel_std": (0.2470, 0.2435, 0.2616),
             },
         ),
-        run=Run(batch_size=256, epochs=60, precision="mixed_bfloat16"),
-        optimizer=Optimizer("adamw", learning_rate=1.5e-3, beta_2=0.95, weight_decay=0.05),
-        schedule=Schedule(warmup_steps=600),
+        run=Run(batch_size=128, epochs=15, precision="mixed_bfloat16"),
+        optimizer=Optimizer("adamw", learning_rate=1e-3, beta_2=0.95, weight_decay=0.05),
+        schedule=Schedule(warmup_steps=400),
         augment=Augment(crop="pad", flip=True),
         evaluation=Evaluation(batch_size=500, every=5),
         objective=Objective(

@@ -1,0 +1,30 @@
+"""CIFAR-10 from labels and from a small ConvNet: a DeiT learns its classes with a second token.
+
+Command: `python -m training.convnet runs/convnet`, then
+    `python -m training.train --recipe cifar10_distill --workdir runs/cifar10_distill`
+    The same student from labels alone, to compare with: add `--set objective.name=labels
+    --set objective.teacher=null --set objective.options={} --set run.epochs=9`.
+Hardware:
+Reach:
+Source: hard distillation of DeiT (arXiv 2012.12877), with the ViT of `cifar10_plain`.
+"""
+
+from dataclasses import replace
+
+from keras_vit.train.recipe import Objective, Recipe
+from keras_vit.train.recipe_files import load_recipe
+
+
+def cifar10_distill() -> Recipe:
+    """The ViT of `cifar10_plain` with a class token, which learns the labels, and a second one."""
+    plain = load_recipe("cifar10_plain")
+    two_heads = {"class_token": True, "distillation_token": True, "pooling": "token_pair"}
+    return replace(
+        plain,
+        name="cifar10_distill",
+        model=replace(plain.model, config=plain.model.config | two_heads),
+        run=replace(plain.run, epochs=8),
+        objective=Objective(
+            "distillation", {"kind": "hard", "alpha": 0.5}, teacher="runs/convnet/convnet.keras"
+        ),
+    )
