@@ -1,10 +1,12 @@
 """CIFAR-10 with 10 % of its labels, from the ViT that `cifar10_mae` trained on all pictures.
 
 Command: `python -m training.train --recipe cifar10_few_labels --workdir runs/few_labels`
-    It starts from runs/cifar10_mae/model.keras. The same from nothing, to compare with: add
-    `--set model.weights=null --set optimizer.layer_decay=1`.
-Hardware: two CPU cores; the epochs are set for about 20 minutes of them.
-Reach: not run here beyond 20 steps.
+    It starts from runs/cifar10_mae/model.keras. The same from nothing, for the time of both runs:
+    add `--set model.weights=null --set optimizer.layer_decay=1 --set run.epochs=115`.
+Hardware: one core of an AMD EPYC with AVX512-BF16: 13 minutes, with other work on the second one,
+    and with KERAS_BACKEND=torch.
+Reach: 61.5 % (61.49 % in the one run there was, torch, November 2026). From nothing: 54.4 %.
+    With MixUp and CutMix too, and 25 epochs: 53.5 %.
 Source: fine-tuning of MAE (arXiv 2111.06377, Table 9), with our own sizes for 32 px.
 """
 
