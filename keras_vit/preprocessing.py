@@ -55,10 +55,16 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
 
 
 def oriented(image: Any) -> Any:
-    """A PIL image, turned as its EXIF orientation says; the result states none."""
+    """A PIL image, turned as its EXIF orientation says; the result states none.
+
+    An EXIF block that cannot be read states none, as in browsers.
+    """
     from PIL import ImageOps
 
-    return ImageOps.exif_transpose(image)
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # Pillow raises anything on a damaged block
+        return image
 
 
 def normalize(pixels: np.ndarray, config: ViTConfig) -> np.ndarray:

@@ -8,6 +8,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from keras_vit.serve.errors import RequestError
 
+LINGER = 1.0
+"""Seconds for which the rest of a refused body is read. A connection that is closed while the
+client still sends may lose the answer."""
 RETRY = 1
 """Seconds after which a client may try again when too many bodies are in memory."""
 
@@ -30,17 +33,19 @@ class Bodies:
         """The body; its bytes count as held inside the `async with`."""
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.most:
+            await self._discard(request.stream())
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
         try:
             try:
+                stream = request.stream()
                 async with asyncio.timeout(self.timeout):
-                    async for part in request.stream():
+                    async for part in stream:
                         size += len(part)
                         self._held += len(part)
                         if size > self.most:
-                            raise self._too_large()
+                            break
                         if self._held > self.total:
                             raise RequestError(
                                 "RESOURCE_EXHAUSTED",
@@ -49,6 +54,9 @@ class Bodies:
                                 close=True,
                             )
                         parts.append(part)
+                if size > self.most:
+                    await self._discard(stream)
+                    raise self._too_large()
             except TimeoutError:
                 raise RequestError(
                     "REQUEST_TIMEOUT",
@@ -60,6 +68,16 @@ class Bodies:
             yield b"".join(parts)
         finally:
             self._held -= size
+
+    async def _discard(self, stream: AsyncIterator[bytes]) -> None:
+        """Reads on and keeps nothing, within bounds."""
+        seen = 0
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(min(LINGER, self.timeout)):
+                async for part in stream:
+                    seen += len(part)
+                    if seen > self.most:
+                        return
 
     def _too_large(self) -> RequestError:
         return RequestError(

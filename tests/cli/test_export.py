@@ -115,9 +115,9 @@ def _names(count):
         (["--labels", "none.txt"], "--labels must be a text file with the name of a class in each"),
         (["--labels", "none.txt"], "Received: none.txt, which does not exist"),
         (["--labels", "."], "Received: ., a folder"),
-        (["--out", "labels.onnx"], "--out must not exist, or --overwrite be given"),
-        (["--out", "labels.txt/x.onnx"], "path must be in a folder, and "),
-        (["--out", "x.tflite"], "path must end in .onnx. Received: path='x.tflite'"),
+        (["--out", "labels.onnx"], "--out must not exist, or overwrite be True"),
+        (["--out", "labels.txt/x.onnx"], "--out must be in a folder, and "),
+        (["--out", "x.tflite"], "--out must end in .onnx. Received: --out='x.tflite'"),
     ],
 )
 def test_wrong_option_is_named_before_the_model_is_opened(call, tmp_path, options, message):
