@@ -39,6 +39,7 @@ from keras_vit.train.checkpoint.manifest import (
     folders,
     manifest_text,
     read_facts,
+    read_format,
     step_of,
     verify_checkpoint,
 )
@@ -125,12 +126,12 @@ def read(path: str | os.PathLike) -> Snapshot:
     """
     path = Path(path)
     verify_checkpoint(path)
-    facts = read_facts(path, STATE)
-    if facts["format"] != FORMAT:
+    if (found := read_format(path)) != FORMAT:
         raise ValueError(
             f"A checkpoint must have format {FORMAT}. Received: {str(path)!r}, "
-            f"which has format {facts['format']}"
+            f"which has format {found}"
         )
+    facts = read_facts(path, STATE)
     with open_arrays(path / ARRAYS) as arrays:
         return Snapshot(path, facts, dict(arrays), arrays.dtypes)
 

@@ -109,16 +109,25 @@ def read_facts(path: Path, shape: Shape = SUMMARY) -> dict[str, Any]:
     Raises:
         BrokenCheckpointError: It is damaged, or of another step than its folder.
     """
-    try:
-        facts = read_document(path / FACTS, shape, MAX_FACTS)
-    except ValueError as error:
-        raise BrokenCheckpointError(str(error)) from error
+    facts = _read(path, shape)
     step = facts["position"]["step"]
     if step != step_of(path):
         raise BrokenCheckpointError(
             f"{path} must be a checkpoint of that step. Received: of {step}"
         )
     return facts
+
+
+def read_format(path: Path) -> int:
+    """The format of a checkpoint. One of another format may state anything else in its own way."""
+    return _read(path, {"format": stated(INT)})["format"]
+
+
+def _read(path: Path, shape: Shape) -> dict[str, Any]:
+    try:
+        return read_document(path / FACTS, shape, MAX_FACTS)
+    except ValueError as error:
+        raise BrokenCheckpointError(str(error)) from error
 
 
 def steps(folder: str | os.PathLike) -> list[int]:

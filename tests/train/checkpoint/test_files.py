@@ -29,7 +29,15 @@ def arrays(step, size=1000):
 
 
 def facts(step, best=None):
-    return {"time": 1.5, "position": {"step": step}, "best": best and {"step": best}}
+    return {
+        "time": 1.5,
+        "position": {"epoch": 0, "step_in_epoch": step, "step": step, "stopped": False},
+        "inside_epoch": True,
+        "best": best and {"name": "val_loss", "value": 0.5, "step": best},
+        "versions": {},
+        "callbacks": [],
+        "random": {},
+    }
 
 
 def write(folder, step, size=1000, best=None):
@@ -274,7 +282,7 @@ def test_files_listing_describes_each_checkpoint(tmp_path):
     assert (first["step"], first["whole"], first["best"]) == (3, True, True)
     assert (second["step"], second["whole"], second["best"]) == (12, True, False)
     assert second["bytes"] == sum(file.stat().st_size for file in path.iterdir())
-    assert second["position"] == {"step": 12} and second["time"] == 1.5
+    assert second["position"] == facts(12)["position"] and second["time"] == 1.5
     assert not third["whole"] and manifest.ARRAYS in third["problem"]
     data = bytearray((path / manifest.ARRAYS).read_bytes())
     data[-1] ^= 1

@@ -81,7 +81,8 @@ def test_siglip2_text_tower_is_named_and_defaults_may_be_omitted(tmp_path):
     ("kind", "change", "message"),
     [
         ("Siglip2VisionModel", {"patch_size": 4}, "patch_size and num_channels .* patch_size=4"),
-        ("Siglip2VisionModel", {"num_channels": 0}, "which projects 192 pixels"),
+        ("Siglip2VisionModel", {"num_channels": 5}, "which projects 192 pixels"),
+        ("Siglip2VisionModel", {"num_channels": 0}, "num_channels=0"),
         ("Siglip2VisionModel", {"num_channels": "3"}, "num_channels='3'"),
         ("Siglip2VisionModel", {"model_type": "siglip_vision_model"}, "with 4 axes"),
         ("SiglipVisionModel", {"model_type": "siglip2_vision_model"}, "with 2 axes"),
