@@ -234,6 +234,8 @@ def test_checkpoint_error_of_the_thread_ends_the_run(tmp_path):
     assert start.step == 3 and manifest.steps(tmp_path) == [2, 3]
 
 
+# On TensorFlow among the slow tests: see test_any_fit.py.
+@(pytest.mark.slow if keras.backend.backend() == "tensorflow" else lambda test: test)
 def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
     """F13."""
     ended, evaluated = [], []
