@@ -81,10 +81,10 @@ def evaluate(
         **reached,
     }
     if few_shot or knn is not None or headless:
-        data = features_of_both(loaded, images, tests)
-        found |= few_shot_accuracies(*data, few_shot)
+        features = features_of_both(loaded, images, tests)
+        found |= few_shot_accuracies(*features, few_shot)
         if knn is not None or headless:
-            found["knn"] = knn_accuracy(*data, k=20 if knn is None else knn)
+            found["knn"] = knn_accuracy(*features, k=20 if knn is None else knn)
         if headless:
             found["seconds"] = time.monotonic() - start
     return found

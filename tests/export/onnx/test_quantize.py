@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conformance import COMBINATIONS, KINDS, TINY, images, run, tiny_model
+from conformance import CONFIGS, TINY, images, quick_if_covering, run, tiny_model
 
 import keras_vit
 from keras_vit import runtime
@@ -20,7 +20,6 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.backend_free
 CALIBRATION = images(TINY, 20, seed=3)
-CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 BLOCK = ("attention/qkv", "attention/attention_output", "mlp/dense_1", "mlp/dense_2")
 
 
@@ -52,10 +51,9 @@ def kinds(content):
     return [node.op_type for node in content.graph.node]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick_if_covering(CONFIGS))  # test_program.py: all of them
 def test_every_kind_is_near_the_model(case):
-    kind, changes = CASES[case]
-    model = tiny_model(kind, seed=3, **changes)
+    model = tiny_model(case, seed=3)
     x, folded = images(model.config, 8), fold(model)
     wanted = features(to_onnx(folded), x)
     for mode in ("dynamic", "int8"):

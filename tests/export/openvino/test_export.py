@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from conformance import COMBINATIONS, KINDS, TINY, images, run, tiny_model
+from conformance import CONFIGS, TINY, images, quick_if_covering, run, tiny_model
 
 import keras_vit
 from keras_vit import preprocessing, runtime
@@ -22,7 +22,6 @@ openvino = pytest.importorskip("openvino")
 pytest.importorskip("onnx")
 pytestmark = pytest.mark.backend_free
 CALIBRATION = images(TINY, 20, seed=3)
-CASES = {**{kind: (kind, {}) for kind in KINDS}, **COMBINATIONS}
 BFLOAT16 = 0.05  # of the range
 
 
@@ -35,10 +34,9 @@ def answers(made, x, dtype="float32"):
     return compile_model(made, dtype, num_threads=1)({"images": x})["features"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick_if_covering(CONFIGS))  # test_program.py: all of them
 def test_every_kind_is_the_model(case):
-    kind, changes = CASES[case]
-    model = tiny_model(kind, seed=3, **changes)
+    model = tiny_model(case, seed=3)
     x, folded = images(model.config, 3), fold(model)
     made = to_openvino(folded, images="float32", activation="softmax")
     wanted = run(model.features(), x)
