@@ -25,7 +25,7 @@ def blocks(text=TEXT):
 
 
 def short(block):
-    """The same code with one epoch, on fewer images; compiling a step takes longer than running it."""
+    """The same code, eager and with one epoch: compiling a step takes longer than running it."""
     block = re.sub(r"epochs=\d+", "epochs=1, verbose=0", block).replace(":1400", ":200")
     eager = r".compile(\1, run_eagerly=True)\n"
     return re.sub(r"\.compile\((.*?),?\s*\)\n(?=\S|$)", eager, block, flags=re.DOTALL)
