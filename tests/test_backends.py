@@ -18,7 +18,6 @@ import sys, time, numpy as np, keras
 from pathlib import Path
 sys.path.insert(0, "tests")
 from conformance import KINDS, arrays, images, tiny_model, to_numpy
-from keras_vit import ViT
 folder, source = Path(sys.argv[1]), sys.argv[2]
 backend, models = keras.backend.backend(), {kind: tiny_model(kind) for kind in KINDS}
 for kind, model in models.items():
@@ -27,9 +26,10 @@ for kind, model in models.items():
 (folder / f"{backend}.saved").touch()
 while not (folder / f"{source}.saved").exists():
     time.sleep(0.05)
-for kind, made in models.items():
-    model, saved = ViT(KINDS[kind]), arrays(made)
-    assert any((value != saved[path]).any() for path, value in arrays(model).items())
+for kind, model in models.items():
+    saved = arrays(model)
+    for v in model.weights:
+        v.assign(np.zeros(v.shape, v.dtype))
     model.load_weights(folder / f"{source}.{kind}.weights.h5")
     for path, value in arrays(model).items():
         np.testing.assert_array_equal(value, saved[path])
