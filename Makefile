@@ -17,7 +17,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test slow fuzz lint format bench clean
+.PHONY: help demo test slow fuzz lint format bench docs dist clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -51,14 +51,27 @@ format: $(STAMP)-lint ## fix the formatting
 bench: $(STAMP)-bench ## measure the speed beside other libraries (BENCH=distribution, ...)
 	@$(RUN) -m benchmarks.$(BENCH) $(ARGS)
 
+docs: $(STAMP)-docs ## build the documentation into site/, strictly
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet $(ARGS)
+	@echo "site/index.html; '$(RUN) -m mkdocs serve' shows it while you write"
+
+# The date of a file in an archive is that of the commit.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1577836800)
+dist: $(STAMP)-release ## build the wheel and the sdist into dist/, and check them
+	@rm -rf dist
+	$(RUN) -m hatchling build
+	$(RUN) -m twine check --strict dist/*
+
 clean: ## remove caches and builds, keep .venv and runs/
-	rm -rf build dist .pytest_cache .ruff_cache
+	rm -rf build dist site .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # All of a target's requirements go to pip at once, so that it keeps to the torch named above.
 $(STAMP)-demo-%: WANT = $(if $(filter torch,$*),$(TORCH)) -e '.[$*,train,export]'
 $(STAMP)-lint: WANT = -e . --group dev
 $(STAMP)-test: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train]' --group test
+$(STAMP)-docs: WANT = --group docs
+$(STAMP)-release: WANT = --group release
 $(STAMP)-bench: WANT = $(TORCH) -e '.[tensorflow,jax,torch,train]' --group test --group bench
 
 # A new .venv has the pip of its Python; --group is an option of 25.1.
@@ -71,7 +84,7 @@ define INSTALL
 @touch $@
 endef
 
-$(STAMP)-lint $(STAMP)-test $(STAMP)-bench: pyproject.toml | $(RUN)
+$(STAMP)-lint $(STAMP)-test $(STAMP)-bench $(STAMP)-docs $(STAMP)-release: pyproject.toml | $(RUN)
 	$(INSTALL)
 $(STAMP)-demo-%: pyproject.toml | $(RUN)
 	$(INSTALL)

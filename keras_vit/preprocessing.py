@@ -15,6 +15,8 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 
+__all__ = ["Preprocessing", "check_normalized", "normalize", "preprocess"]
+
 MODES = {1: "L", 3: "RGB"}
 MAX_PIXELS = 1 << 25
 """Most pixels of one image while it is resized: enough for a 24-megapixel camera."""

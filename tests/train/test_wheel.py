@@ -65,8 +65,17 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The unpacked wheel, without the checkout."""
+    """The unpacked wheel, without the checkout: KERAS_VIT_WHEEL, or one built here."""
     folder = tmp_path_factory.mktemp("built")
+    given = os.environ.get("KERAS_VIT_WHEEL")
+    file = Path(given) if given else build(folder)
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "wheel")
+    assert not (folder / "wheel" / "training").exists()
+    return folder / "wheel"
+
+
+def build(folder):
     isolated = [] if importlib.util.find_spec("hatchling") is None else ["--no-build-isolation"]
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", *isolated, "-w", str(folder)]
     built = subprocess.run([*command, str(ROOT)], capture_output=True, text=True)
@@ -74,10 +83,7 @@ def wheel(tmp_path_factory):
         pytest.skip("hatchling is not installed and cannot be fetched")
     assert built.returncode == 0, built.stderr[-2000:]
     (file,) = folder.glob("*.whl")
-    with zipfile.ZipFile(file) as archive:
-        archive.extractall(folder / "wheel")
-    assert not (folder / "wheel" / "training").exists()
-    return folder / "wheel"
+    return file
 
 
 def run(wheel, folder, code):
