@@ -1,4 +1,4 @@
-"""A release: the same bytes from the same commit, metadata that an index takes, a page without dead links."""
+"""A release: the same bytes from the same commit, and metadata that an index takes."""
 
 import importlib.util
 import os

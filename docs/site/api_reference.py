@@ -1,4 +1,4 @@
-"""The API reference: which names are public, read from the source, and the pages for mkdocstrings."""
+"""The API reference: the public names, read from the source, and the pages for mkdocstrings."""
 
 import ast
 from pathlib import Path
@@ -14,14 +14,14 @@ MODULES = {  # in the order of the navigation
 }
 FACTORIES = """## Published sizes
 
-Each of these functions returns a `ViT`. It takes `num_classes` (1000 if nothing is passed), `weights`
-(a name that `keras-vit models` lists, or what else `from_pretrained` takes; the fields then default to
-the checkpoint's), `name`, `dtype`, `trainable`, and every field of
-[`ViTConfig`][keras_vit.ViTConfig] as a keyword argument. `help(keras_vit.vit_b16)` lists all of them."""
+Each of these functions returns a `ViT`. It takes `num_classes` (1000 if nothing is passed),
+`weights` (a name that `keras-vit models` lists, or what else `from_pretrained` takes; the fields
+then default to the checkpoint's), `name`, `dtype`, `trainable`, and every field of
+[`ViTConfig`][keras_vit.ViTConfig] as a keyword argument. `help(keras_vit.vit_b16)` lists them."""
 
 
 def public_names(module: str) -> list[str]:
-    """`__all__` of a module, from its source; so the names that are imported lazily are there too."""
+    """`__all__` of a module, from its source: it has the lazily imported names too."""
     place = ROOT.joinpath(*module.split("."))
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     for node in ast.parse(file.read_text(encoding="utf-8")).body:

@@ -1,8 +1,8 @@
-"""The pages of the site. A page has the path that it has in the repository, so links stay as they are.
+"""The pages of the site, under their paths in the repository, so that links stay as they are.
 
 The guides, both front pages and the other Markdown files are taken as they are. Two kinds of pages
-are made: the API reference (`api_reference.py`), and a page for each source file or folder that another
-page links to. No page needs another site than this one.
+are made: the API reference (`api_reference.py`), and a page for each source file or folder that
+another page links to. No page needs another site than this one.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The documentation site in a real browser: search, light and dark, a phone; nothing from elsewhere."""
+"""The documentation site in a real browser: search, light and dark, on a phone; offline."""
 
 import os
 import subprocess
