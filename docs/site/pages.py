@@ -23,6 +23,7 @@ MARKDOWN = (
 )
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(?=[)#])")
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"^ *<!-- not run: (.*) -->$", re.MULTILINE)  # before a block
 EQUATION = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".sh": "sh", ".sbatch": "sh", ".yml": "yaml", ".toml": "toml"}
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
@@ -45,7 +46,8 @@ def rewritten(text: str, page: str) -> str:
     for i in range(1, len(pieces), 2):
         if pieces[i].startswith(" "):
             pieces[i] = "\n" + textwrap.indent(textwrap.dedent(pieces[i]), " " * 4) + "\n"
-    return EQUATION.sub(lambda found: mathml(found[1], display="block"), "".join(pieces))
+    text = NOT_RUN.sub(r"<small>Not run here: \1.</small>\n", "".join(pieces))
+    return EQUATION.sub(lambda found: mathml(found[1], display="block"), text)
 
 
 def linked(text: str, page: str) -> Iterator[str]:
