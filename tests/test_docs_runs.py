@@ -36,6 +36,7 @@ SETTINGS = " ".join(f"--set {setting}" for setting in DIGITS)
 SMALLER = {
     "choosing.md": {"[1, 5, 10]": "[1, 2]", "[2, 5, 8, 11]": "[0, 1]"},
     "deploy.md": {" | jq -r 'select(.error | not) | [.image, .classes[0].label] | @tsv'": ""},
+    "faq.md": {'from_pretrained("model.keras"': 'from_pretrained("tiny"'},
     "distributed.md": {
         "--workdir runs/x   ": "--workdir runs/y   ",
         "epochs=10": "epochs=1, verbose=0",
@@ -118,6 +119,7 @@ def names(tmp_path, monkeypatch):
         "image": Image.open("horse.png"),
         "images": rng.normal(size=(12, 32, 32, 3)).astype("float32"),
         "labels": rng.integers(0, 3, 12),
+        "photos": rng.integers(0, 256, (2, 40, 50, 3), "uint8"),
         "source": "tiny",  # of a checkpoint
     }
 
@@ -139,7 +141,8 @@ def saved(model, *runs):
 
 
 @pytest.mark.parametrize(
-    ("page", "count"), [("choosing.md", 2), ("fetching.md", 1), ("weights.md", 7)]
+    ("page", "count"),
+    [("choosing.md", 2), ("faq.md", 2), ("fetching.md", 1), ("gpu.md", 1), ("weights.md", 7)],
 )
 def test_page_runs(page, count, names):
     assert run(page, names) == count
