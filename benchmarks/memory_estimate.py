@@ -42,9 +42,8 @@ def state(parameters, precision):
     return parameters * (STATE + (VALUE[precision] if VALUE[precision] < 4 else 0))
 
 
-def gigabytes(variant, precision, batch, remat=False, image_size=224):
+def gigabytes(config, parameters, precision, batch, remat=False):
     """All of it."""
-    config, parameters = described(variant, image_size=image_size)
     return (state(parameters, precision) + activations(config, precision, batch, remat)) / 1e9
 
 
@@ -54,9 +53,10 @@ def table(variants, image_size=224):
     columns += [f"{PRECISIONS[-1]}, batch {BATCHES[-1]}, `remat`"]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for variant in variants:
+        size = described(variant, image_size=image_size)
         cells = [(p, b, False) for p in PRECISIONS for b in BATCHES]
         cells.append((PRECISIONS[-1], BATCHES[-1], True))
-        found = [f"{gigabytes(variant, *cell, image_size):.1f}" for cell in cells]
+        found = [f"{gigabytes(*size, *cell):.1f}" for cell in cells]
         lines.append(f"| `{variant}` | {' | '.join(found)} |")
     return "\n".join(lines)
 
