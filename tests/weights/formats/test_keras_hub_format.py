@@ -139,7 +139,7 @@ def test_other_models_are_refused(tmp_path):
     resnet = {
         "input_conv_filters": [8],
         "input_conv_kernel_sizes": [3],
-        "stackwise_num_filters": [8],
+        "stackwise_num_filters": [64],
     }
     resnet |= {"stackwise_num_blocks": [1], "stackwise_num_strides": [1]}
     models.ResNetBackbone(**resnet, block_type="basic_block").save_to_preset(
