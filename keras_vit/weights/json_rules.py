@@ -12,11 +12,13 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.config_rules import MAX_SIZE
+from keras_vit.weights.files import preset
 from keras_vit.weights.files.documents import (
     FLAG,
     INT,
     NUMBER,
     NUMBERS,
+    OBJECT,
     TEXT,
     Rule,
     Shape,
@@ -24,6 +26,7 @@ from keras_vit.weights.files.documents import (
     is_finite,
     is_text,
     read_document,
+    stated,
 )
 from keras_vit.weights.files.rules import Refused, refusal
 
@@ -110,6 +113,44 @@ FIELDS: Shape = {
     **PIXELS,  # files written before 2023 have them at the top level
 }
 """A shape; see `keras_vit.weights.files.documents`."""
+
+
+_NUMBERS = Rule("a number or a list of them", lambda v: is_finite(v) or each(is_finite)(v))
+
+
+def _serialized(inside: Shape) -> Shape:
+    return {"class_name": stated(TEXT), "config": stated(OBJECT, inside)}
+
+
+BACKBONE = _serialized(
+    {
+        "image_shape": SIZES,
+        "position_embedding_shape": Rule("two or three sizes", each(_is_size)),
+        "layer_norm_epsilon": STATED_NUMBER,
+        "layer_scale_init_value": STATED_NUMBER,
+        "use_mha_bias": FLAG,
+    }
+)
+TASK = _serialized(
+    {"num_classes": SIZE, "pooling": TEXT, "activation": TEXT, "intermediate_dim": SIZE}
+)
+CONVERTER = _serialized(
+    {
+        "scale": _NUMBERS,
+        "offset": _NUMBERS,
+        "interpolation": TEXT,
+        "crop_to_aspect_ratio": FLAG,
+    }
+)
+"""What KerasHub's presets state."""
+
+
+def read_preset(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a preset of KerasHub states of the model, with its task, and of its pixels."""
+    backbone = read_document(folder / CONFIG, BACKBONE)
+    task = read_json(folder / preset.TASK, TASK)
+    converter = read_json(folder / preset.PIXELS, CONVERTER)
+    return {**backbone, "task": task.get("config")}, converter.get("config", {})
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any]:

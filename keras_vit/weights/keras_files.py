@@ -28,6 +28,7 @@ from keras_vit.weights import adapt
 from keras_vit.weights.files.arrays import non_finite
 from keras_vit.weights.files.documents import MAX_JSON, parse_document
 from keras_vit.weights.files.h5 import OPTIMIZER, check_weights_h5, read_shapes
+from keras_vit.weights.files.preset import find_preset
 from keras_vit.weights.files.rules import Refused, mismatch, refusal, refused_as
 from keras_vit.weights.json_rules import CONFIG, parse_config, read_json
 
@@ -42,7 +43,12 @@ BROKEN = (
 
 
 def find_weights_h5(path: Path) -> Path | None:
-    """The `.weights.h5`: `path` itself, or the one in a folder without other weights."""
+    """The `.weights.h5`: `path` itself, or the one in a folder without other weights.
+
+    None for a preset of KerasHub, whose arrays have names of their own.
+    """
+    if find_preset(path) is not None:
+        return None
     if not path.is_dir():
         return path if path.name.endswith(".weights.h5") else None
     found = sorted(path.glob("*.weights.h5"))

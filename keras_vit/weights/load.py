@@ -23,6 +23,7 @@ from keras_vit.paths import as_path, is_path
 from keras_vit.weights import adapt, keras_files
 from keras_vit.weights.files.arrays import Arrays, non_finite, open_arrays
 from keras_vit.weights.files.documents import check_fields, parse_document
+from keras_vit.weights.files.preset import find_preset
 from keras_vit.weights.files.rules import Refused, mismatch
 from keras_vit.weights.formats import recognize
 from keras_vit.weights.json_rules import (
@@ -31,6 +32,7 @@ from keras_vit.weights.json_rules import (
     METADATA,
     parse_config,
     read_json,
+    read_preset,
 )
 from keras_vit.weights.plan import Plan, make_plan
 
@@ -246,6 +248,8 @@ def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
 
 def read_json_files(file: Arrays, path: Path) -> dict[str, dict]:
     """The JSON files of a model's folder. Beside a file of another name they may be another's."""
+    if (folder := find_preset(path)) is not None:
+        return dict(zip((CONFIG, PIXELS), read_preset(folder), strict=True))
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
         return {}
     return {name: read_json(file.path.parent / name) for name in (CONFIG, PIXELS)}

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from keras_vit.weights.fetch import network
-from keras_vit.weights.files import pickles
+from keras_vit.weights.files import pickles, preset
 
 SETTINGS = ("config.json", "preprocessor_config.json")
 """Fetched with the weights if the repository has them."""
@@ -134,6 +134,8 @@ def choose_files(place: Place, files: list[str]) -> list[str]:
     weights = [WEIGHTS] if WEIGHTS in names else []
     if not weights and INDEX in names:
         weights = [*sorted(filter(SHARD.fullmatch, names)), INDEX]
+    if not weights and preset.BACKBONE_WEIGHTS in names:
+        return [folder + name for name in preset.FILES if name in names]
     if not weights:
         raise _no_weights(place, folder, names)
     return [folder + name for name in [*(s for s in SETTINGS if s in names), *weights]]

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_vit.weights.files import pickles
 from keras_vit.weights.files.npz import NpzReader
+from keras_vit.weights.files.preset import BACKBONE_WEIGHTS, PresetReader, find_preset
 from keras_vit.weights.files.rules import Declared, refusal
 from keras_vit.weights.files.safetensors import SafetensorsReader, ShardsReader
 
@@ -84,9 +85,9 @@ def open_arrays(path: str | os.PathLike) -> Arrays:
     """Opens a weight file as a context manager and a lazy mapping from names to arrays.
 
     The file type is recognized by content: `.npz`, `.safetensors`, or `*.safetensors.index.json`
-    with its shards. A folder must hold exactly one of these. PyTorch pickles are refused with the
-    command that converts them. Corrupt and malicious files are refused with an error that names the
-    file, the member and the rule.
+    with its shards. A folder must hold exactly one of these, or a preset of KerasHub. PyTorch
+    pickles are refused with the command that converts them. Corrupt and malicious files are refused
+    with an error that names the file, the member and the rule.
 
     A .safetensors file is memory-mapped: if another program truncates it during a read, the system
     kills this process (SIGBUS). Replacing the file, as every writer here does, is safe.
@@ -99,6 +100,8 @@ def open_arrays(path: str | os.PathLike) -> Arrays:
     >>> with open_arrays("ViT-B_16.npz") as arrays:
     ...     arrays.shapes["cls"], arrays["cls"].mean()
     """
+    if (folder := find_preset(Path(path))) is not None:
+        return Arrays(PresetReader(folder), folder / BACKBONE_WEIGHTS)
     path = _choose(Path(path))
     if path.name.endswith(INDEX):
         return Arrays(ShardsReader(path), path)

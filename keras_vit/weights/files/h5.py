@@ -1,4 +1,4 @@
-"""Checks a Keras `.weights.h5` before `load_weights` reads it.
+"""Checks a Keras `.weights.h5` before `load_weights` reads it, and reads those of other libraries.
 
 HDF5 is a file system in a file: a dataset may be stored in another file, a name may be a link, a
 shape may have no bytes. Keras writes none of these, so a file that has one is refused.
@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from keras_vit.weights.files.rules import Declared, declare, mismatch, refusal, refused_as
+import numpy as np
+
+from keras_vit.weights.files.rules import (
+    Declared,
+    declare,
+    decode,
+    mismatch,
+    refusal,
+    refused_as,
+)
 
 BROKEN = (OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
 """What h5py raises on a corrupt file."""
@@ -51,6 +60,31 @@ def check_weights_h5(
     return shapes
 
 
+class H5Reader:
+    """The arrays of an open `.weights.h5` file, for `arrays.open_arrays`; not the optimizer's."""
+
+    def __init__(self, file: BinaryIO, path: Path):
+        import h5py
+
+        self.path, self.metadata, self._file = path, {}, file
+        found = _declared(file, path, os.fstat(file.fileno()).st_size)
+        self.declared = {n: d for n, d in sorted(found.items()) if not n.startswith(OPTIMIZER)}
+        self._h5 = h5py.File(file, "r")
+
+    def read_array(self, name: str) -> np.ndarray:
+        """Reads one array; bfloat16, which HDF5 knows as two bytes, becomes float32."""
+        with refused_as(self.path, "hold the bytes of its arrays", BROKEN, member=name):
+            array = np.asarray(self._h5[name])
+        if self.declared[name].dtype == "bfloat16":
+            return decode(array.view(np.uint16), "bfloat16")
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._h5.close()
+        self._file.close()
+
+
 def read_shapes(file: BinaryIO, path: Path, size: int) -> dict[str, tuple[int, ...]]:
     """Checks all rules, and returns the shapes of all arrays by path.
 
@@ -59,6 +93,11 @@ def read_shapes(file: BinaryIO, path: Path, size: int) -> dict[str, tuple[int, .
         path: Its name in errors.
         size: Its bytes.
     """
+    found = _declared(file, path, size)
+    return {name: declared.shape for name, declared in sorted(found.items())}
+
+
+def _declared(file: BinaryIO, path: Path, size: int) -> dict[str, Declared]:
     import h5py
 
     # HDF5 also accepts its signature at a later offset, after another file's bytes.
@@ -68,7 +107,7 @@ def read_shapes(file: BinaryIO, path: Path, size: int) -> dict[str, tuple[int, .
         found = dict(_walk(opened, path, size))
     if (total := sum(declared.nbytes for declared in found.values())) > size:
         raise refusal(path, f"hold the bytes its shapes declare, {total}", bytes=size)
-    return {name: declared.shape for name, declared in sorted(found.items())}
+    return found
 
 
 def _walk(file: Any, path: Path, size: int) -> Iterator[tuple[str, Declared]]:

@@ -13,6 +13,7 @@ from keras_vit.weights.formats.huggingface import HUGGINGFACE
 from keras_vit.weights.formats.huggingface_aimv2 import HUGGINGFACE_AIMV2
 from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
 from keras_vit.weights.formats.huggingface_dinov3 import HUGGINGFACE_DINOV3
+from keras_vit.weights.formats.keras_hub import KERAS_HUB
 from keras_vit.weights.formats.open_clip import OPEN_CLIP
 from keras_vit.weights.formats.table import Format
 from keras_vit.weights.formats.timm import TIMM
@@ -34,6 +35,7 @@ FORMATS = {
         HUGGINGFACE_DINOV3,
         OPEN_CLIP,
         VIT_PYTORCH,
+        KERAS_HUB,
         MAE,
         DINO,
         BEIT,
