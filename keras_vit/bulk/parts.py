@@ -130,9 +130,8 @@ class Parts:
         same = found if isinstance(found, dict) else {}
         keys = [key for key, value in self._job.items() if same.get(key) != value]
         raise ValueError(
-            f"out must be that of a new run, or of the same run to resume it. "
-            f"Received: {self.out}, and {self.folder} has parts of a run with other {', '.join(keys)}. Pass "
-            "overwrite=True to remove them"
+            "out must be that of a new run, or of the same run to resume it; overwrite=True "
+            f"removes what is there. Received: {self.folder}, of a run with other {', '.join(keys)}"
         )
 
     def _find(self) -> None:

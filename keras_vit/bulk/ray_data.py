@@ -70,7 +70,7 @@ def stream_on_ray(
     if not found:
         return
     ray, data = import_ray()
-    with _connected(ray, ray_workers.address):
+    with _connected(ray, ray_workers):
         blocks = data.from_items(
             [
                 {"number": i, "path": os.path.abspath(item.path), "problem": item.problem or ""}
@@ -117,13 +117,18 @@ def import_ray() -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
+def _connected(ray: Any, ray_workers: RayWorkers) -> Iterator[None]:
     """A connection to a cluster, which is kept if the caller has one; the rows keep their order."""
     ours = not ray.is_initialized()
     if ours:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ray.init(address=address, log_to_driver=False, logging_level="warning")
+            options = {"address": ray_workers.address, "log_to_driver": False}
+            if ray_workers.address is None and "RAY_ADDRESS" not in os.environ:
+                # More workers than cores share them. They would wait for each other otherwise.
+                wanted = ray_workers.count * ray_workers.num_cpus
+                options["num_cpus"] = max(wanted, os.cpu_count() or 1)
+            ray.init(**options, logging_level="warning")
     context = ray.data.DataContext.get_current()
     before = context.execution_options.preserve_order, context.enable_progress_bars
     context.execution_options.preserve_order = True

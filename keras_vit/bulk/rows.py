@@ -75,7 +75,6 @@ def best_classes(
     probabilities: np.ndarray, labels: Sequence[str] | None, top_k: int
 ) -> list[Score]:
     """The `top_k` best classes of probabilities `(K,)`, the best one first."""
-    order = np.argsort(-probabilities, kind="stable")[:top_k].tolist()
-    return [
-        Score(i, str(i) if labels is None else labels[i], float(probabilities[i])) for i in order
-    ]
+    order: list[int] = np.argsort(-probabilities, kind="stable")[:top_k].tolist()
+    names = [str(i) for i in order] if labels is None else [labels[i] for i in order]
+    return [Score(i, name, float(probabilities[i])) for i, name in zip(order, names, strict=True)]
