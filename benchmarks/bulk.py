@@ -44,8 +44,12 @@ def main():
             machine.say(f"{name}: {options.rounds} rounds")
             record["rows"].append(measure(name, files, options))
             machine.write(options.json, record)
+    record["rows_written_a_cpu_second"] = writing()
+    machine.write(options.json, record)
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table(record))
+    for name, speed in record["rows_written_a_cpu_second"].items():
+        console.print(f"{name}: {speed:,.0f} rows written a second of processor time")
     console.print(machine.line(record["machine"]), markup=False, highlight=False)
     machine.say(f"Written to {options.json}")
 
@@ -141,6 +145,34 @@ def measure(name, files, options):
         "of_bound_of_shared_cores": speeds["stream"] * (1 / speeds["decode"] + 1 / speeds["model"]),
         "of_one_after_another": speeds["stream"] / speeds["one after another"],
     }
+
+
+def writing(count=20_480, width=384, classes=1000):
+    """Rows a second of processor time that the one process of a run writes, parts and file."""
+    import numpy as np
+
+    from keras_vit.bulk import Row
+    from keras_vit.bulk.formats import format_for
+    from keras_vit.bulk.parts import Parts
+
+    speeds = {}
+    for name, wanted, numbers in (
+        ("features.npy", "features", width),
+        ("features.parquet", "features", width),
+        ("classes.parquet", "probabilities", classes),
+        ("classes.jsonl", "probabilities", classes),
+    ):
+        values = np.random.default_rng(0).random((256, numbers), "float32")
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / name
+            parts = Parts(out, {}, format_for(out, wanted, None, 5), count)
+            begin = time.process_time()
+            with parts.opened():
+                for start in range(0, count, 256):
+                    parts.add([Row(f"{start + i:08}.jpg", values[i]) for i in range(256)])
+                parts.finish()
+            speeds[name] = count / (time.process_time() - begin)
+    return speeds
 
 
 def waiting_runtime(config, seconds_an_image):
