@@ -7,6 +7,7 @@ runs both at once. The aim is 85 % of the slower one.
 On a CPU the model and the threads that decode share the cores, and then no overlap can reach the
 speed of the slower one: with all cores busy in both, the bound is 1 / (1 / decode + 1 / model). The
 contender "device" is a model that takes the time of another device and no core: it only waits.
+Processor time says what the stream costs beside decoding and the model, whatever else is running.
 """
 
 import argparse
@@ -122,10 +123,12 @@ def measure(name, files, options):
         "one after another": one_after_another,
         "stream": both,
     }
-    seconds = {way: [] for way in ways}
+    seconds, cpu = {way: [] for way in ways}, {way: [] for way in ways}
     for i in range(options.rounds):
         for way, function in ways.items():
+            begin = time.process_time()
             seconds[way].append(machine.seconds(function))
+            cpu[way].append(time.process_time() - begin)
             machine.say(f"  round {i + 1}, {way}: {len(files) / seconds[way][-1]:.1f} images/s")
     speeds = {way: len(files) / min(found) for way, found in seconds.items()}
     each = [
@@ -139,6 +142,7 @@ def measure(name, files, options):
     return {
         "model": name,
         "images_per_second": speeds,
+        "cpu_ms_an_image": {way: 1e3 * min(found) / len(files) for way, found in cpu.items()},
         "of_slower": speeds["stream"] / slower,
         "of_slower_by_round": each,
         "of_slower_median": statistics.median(each),
@@ -208,10 +212,12 @@ def _saved_model(variant):
 
 def table(record):
     """A line for each model."""
-    title = f"{record['images']} JPEGs of 500x375, images a second"
+    title = f"{record['images']} JPEGs of 500x375, images a second; processor time in ms an image"
     result = Table(title=title, box=box.SIMPLE, pad_edge=False)
     ways = ("decode", "model", "one after another", "stream")
-    for i, column in enumerate(("", *ways, "of slower", "of bound of shared cores")):
+    for i, column in enumerate(
+        ("", *ways, "of slower", "of shared cores", "CPU: decode", "model", "stream")
+    ):
         result.add_column(column, justify="right" if i else "left")
     for row in record["rows"]:
         result.add_row(
@@ -219,6 +225,7 @@ def table(record):
             *(f"{row['images_per_second'][way]:.1f}" for way in ways),
             f"{row['of_slower']:.0%}",
             "" if row["model"] == DEVICE else f"{row['of_bound_of_shared_cores']:.0%}",
+            *(f"{row['cpu_ms_an_image'][way]:.2f}" for way in ("decode", "model", "stream")),
         )
     return result
 
