@@ -55,7 +55,7 @@ def run(*command):
     begin, cpu = time.perf_counter(), sum(os.times()[2:4])
     subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - begin, sum(os.times()[2:4]) - cpu
-found = {}
+found = {{}}
 for what, command in (("python", ["-c", "pass"]), ("help", ["-m", "keras_vit_cli", "--help"])):
     found[what], found[what + ", cpu"] = run(*command)
 print(json.dumps(found))
