@@ -3,12 +3,12 @@
 import glob
 import io
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from keras_vit.image_bounds import excess, excess_of, file_size, webp_size
+from keras_vit.pillow_warnings import pillow_warnings
 
 IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -86,13 +86,12 @@ def read_image(path: str | os.PathLike, content: bytes | None = None) -> Any:
     kinds = ", ".join(IMAGE_FORMATS)
     try:
         with (
-            warnings.catch_warnings(),
+            pillow_warnings,
             _opened(Path(path)) if content is None else io.BytesIO(content) as file,
         ):
-            warnings.simplefilter("ignore")  # about metadata, which is not used
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
             _check_start(file, path)
             with Image.open(file, formats=list(IMAGE_FORMATS)) as image:
+                _check_pixels(*image.size)
                 if problem := excess_of(image, file):
                     raise ImageFileError(path, problem)
                 image.load()
@@ -125,8 +124,6 @@ def _opened(path: Path) -> io.BufferedReader:
 
 def _check_start(file: BinaryIO, path: str | os.PathLike) -> None:
     """Raises for what must not reach Pillow."""
-    from PIL import Image
-
     nbytes = file_size(file)
     if not nbytes:
         raise ImageFileError(path, "the file is empty")
@@ -134,28 +131,36 @@ def _check_start(file: BinaryIO, path: str | os.PathLike) -> None:
     file.seek(0)
     if size is None:
         return
-    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS:
-        raise Image.DecompressionBombError
+    _check_pixels(*size)
     if problem := excess(*size, nbytes):
         raise ImageFileError(path, problem)
 
 
+def _check_pixels(width: int, height: int) -> None:
+    """Raises above Pillow's limit, where Pillow itself only warns, up to twice of it."""
+    from PIL import Image
+
+    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError
+
+
 def read_pixels(path: str | os.PathLike, config: Any, content: bytes | None = None) -> Any:
     """Reads a file as uint8 pixels `(H, W, C)`, resized and cropped as the config says.
+
+    Several threads may call it at once. Decoding and resizing run without the interpreter's lock.
 
     Args:
         path: A file, or a name for errors, as in `read_image`.
         config: The model's `ViTConfig`.
         content: The bytes of the file, if they are in memory.
     """
-    from keras_vit.preprocessing import preprocess
+    from keras_vit.preprocessing import resized_pixels
 
     image = read_image(path, content)
     try:
-        pixels = preprocess(image, config.replace(pixel_mean=0.0, pixel_std=1 / 255))
+        return resized_pixels(image, config)
     except ValueError as error:  # so narrow that it would be huge after resizing
         raise ImageFileError(path, str(error)) from error
-    return pixels[0].round().astype("uint8")
 
 
 def sample_images(folder: str | os.PathLike, config: Any, count: int = 200) -> Any:

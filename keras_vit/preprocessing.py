@@ -56,6 +56,18 @@ def preprocess(images: Any, config: ViTConfig, *, rescale: bool = True) -> np.nd
     return normalize(batch, config) if rescale else batch
 
 
+def resized_pixels(image: Any, config: ViTConfig) -> np.ndarray:
+    """A PIL image as uint8 pixels `(height, width, in_channels)`, resized and cropped.
+
+    They are the pixels that `preprocess` normalizes.
+
+    Args:
+        image: A PIL image without an EXIF orientation, as `keras_vit.images.read_image` returns.
+        config: The model's config.
+    """
+    return _resize(_pil_pixels(image, config), config).astype("uint8")
+
+
 def oriented(image: Any) -> Any:
     """A PIL image, turned as its EXIF orientation says; the result states none.
 
@@ -287,18 +299,8 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
     """One image as an array (H, W, C) with the model's channels."""
     channels = config.in_channels
     if hasattr(image, "convert") and hasattr(image, "getbands"):  # a PIL image
-        if channels not in MODES:
-            raise ValueError(
-                f"images must be arrays for in_channels={channels}; a PIL image has 1 or 3. "
-                f"Received: a PIL image of mode {image.mode!r}"
-            )
-        image = oriented(image)
-        if image.mode.startswith("I;16"):  # PIL would clip values above 255
-            array = (np.asarray(image) >> 8).astype("uint8")
-        else:
-            array = np.asarray(image.convert(MODES[channels]))
-    else:
-        array = np.asarray(image)
+        return _pil_pixels(oriented(image), config)
+    array = np.asarray(image)
     if array.dtype.kind not in "uif":
         raise ValueError(
             f"images must hold numbers or be PIL images. Received: dtype {array.dtype}"
@@ -315,6 +317,21 @@ def _pixels(image: Any, config: ViTConfig) -> np.ndarray:
             f"Received: an image of shape {array.shape}"
         )
     return array
+
+
+def _pil_pixels(image: Any, config: ViTConfig) -> np.ndarray:
+    """A PIL image as uint8 pixels (H, W, C) with the model's channels."""
+    channels = config.in_channels
+    if channels not in MODES:
+        raise ValueError(
+            f"images must be arrays for in_channels={channels}; a PIL image has 1 or 3. "
+            f"Received: a PIL image of mode {image.mode!r}"
+        )
+    if image.mode.startswith("I;16"):  # PIL would clip values above 255
+        array = (np.asarray(image) >> 8).astype("uint8")
+        return np.repeat(array[..., None], channels, axis=-1)
+    array = np.asarray(image.convert(MODES[channels]))
+    return array[..., None] if array.ndim == 2 else array
 
 
 def _check_range(arrays: list[np.ndarray], config: ViTConfig, rescale: bool) -> None:

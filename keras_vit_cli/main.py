@@ -12,6 +12,7 @@ import typer
 from keras_vit_cli import (
     backend,
     convert,
+    embed,
     evaluate,
     explain,
     export,
@@ -32,7 +33,7 @@ DISTRIBUTION = "keras3-vit"
 COMMANDS = {
     "Checkpoints": (models.models, info.info, convert.convert),
     "Training": (train.train, evaluate.evaluate),
-    "Use": (predict.predict, explain.explain),
+    "Use": (predict.predict, embed.embed, explain.explain),
     "Deployment": (export.export, serve.serve, serve_config.serve_config, request.request),
 }
 

@@ -13,6 +13,8 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -77,6 +79,11 @@ def print_error(text: str) -> None:
     err.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """Prints a line about the command's work on stderr."""
+    err.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
 def one_line(text: str) -> str:
     """A text of several lines on one, its lines separated by semicolons."""
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -92,6 +99,14 @@ def step(text: str) -> Iterator[None]:
         yield
 
 
+class _Speed(ProgressColumn):
+    """Images a second, over the last seconds."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.1f} images/s")
+
+
 @contextlib.contextmanager
 def progress(text: str, total: int) -> Iterator[Callable[[int, Callable[[], None]], None]]:
     """Shows a bar on a terminal while results are printed.
@@ -103,6 +118,7 @@ def progress(text: str, total: int) -> Iterator[Callable[[int, Callable[[], None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
+        _Speed(),
         TimeRemainingColumn(),
         console=err,
         transient=True,

@@ -1,7 +1,5 @@
 """`keras-vit predict`: the classes of images."""
 
-import glob
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -10,32 +8,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from keras_vit_cli import output
+from keras_vit_cli import image_files, output
 from keras_vit_cli.backend import load_library
 from keras_vit_cli.options import CHECKPOINT, Debug, check_source
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from keras_vit.bulk.rows import Score
     from keras_vit.images import FoundImage
     from keras_vit.runtime import Runtime
 
-CHANNELS = (1, 3)
-
-
-class Score(NamedTuple):
-    """A class and its probability; the label is the number if the model has no names."""
-
-    number: int
-    label: str
-    score: float
+OUT = (".jsonl", ".parquet")
 
 
 class Prediction(NamedTuple):
     """The best classes of an image, or the error that it caused."""
 
     image: str
-    classes: list[Score]
+    classes: "list[Score]"
     error: str | None = None
 
 
@@ -47,15 +36,19 @@ def predict(
             f".onnx, .xml) or a checkpoint: {CHECKPOINT}"
         ),
     ],
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMAGE",
-            help="Image files, folders and their subfolders, globs such as 'photos/**/*.jpg'.",
-        ),
-    ],
+    images: image_files.Images = None,
+    files_from: image_files.FilesFrom = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The .jsonl or .parquet file to write, instead of printing."),
+    ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 32,
+    batch_size: image_files.BatchSize = 32,
+    workers: image_files.Workers = None,
+    overwrite: image_files.Overwrite = False,
+    ray: image_files.Ray = None,
+    ray_cpus: image_files.RayCPUs = 1,
+    ray_gpus: image_files.RayGPUs = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line for each image.")
     ] = False,
@@ -68,98 +61,76 @@ def predict(
     reported on stderr (with --json also as an object with "error"), the others are classified,
     and the exit code is 1.
 
-    Example: keras-vit predict runs/flowers photos
+    With --out, many images are written to a file. A killed run resumes when the same command is
+    started again. Parquet needs `pip install 'keras3-vit[bulk]'`, --ray `'keras3-vit[ray]'`.
+
+    Example: keras-vit predict runs/flowers photos --out classes.jsonl
     """
-    if not any(os.path.lexists(name) or glob.has_magic(name) for name in images):
-        _show([Prediction(name, [], "there is no such file") for name in images], as_json)
+    names = image_files.named(images, files_from)
+    if out is None and (ray is not None or overwrite):
+        raise ValueError("out must be given for --ray and --overwrite. Received: no --out")
+    if out is not None and as_json:
+        raise ValueError("out must be left out for --json; a .jsonl file has the same lines")
+    if out is not None:
+        image_files.check_out(out, overwrite, OUT)
+    if not image_files.any_exists(names):
+        _show([Prediction(name, [], "there is no such file") for name in names], as_json)
         raise typer.Exit(1)
     check_source("model", model)
     load_library(tensorflow=any(Path(model).glob("**/saved_model.pb")))
     from keras_vit import runtime
+    from keras_vit.bulk import predict as predict_files
+    from keras_vit.bulk.stream import check_wanted
     from keras_vit.images import find_images
 
-    found = list(find_images(images))
+    found = list(find_images(names))
     if all(item.problem for item in found):  # no need to read the model
         _show([Prediction(item.path, [], item.problem) for item in found], as_json)
         raise typer.Exit(1)
     with output.step(f"Reading {model}"):
         opened = runtime.open(model)
-    _check(opened)
+    check_wanted(opened, "probabilities")
+    if out is not None:
+        image_files.write(
+            predict_files,
+            "Predicting",
+            found,
+            model=opened if ray is None else model,  # which each worker opens
+            out=out,
+            top_k=top_k,
+            batch_size=batch_size,
+            workers=workers,
+            overwrite=overwrite,
+            ray=image_files.ray_workers(ray, ray_cpus, ray_gpus),
+        )
+        return
     failed = False
     with output.progress("Predicting", len(found)) as advance:
-        for predictions in _predictions(opened, found, top_k, batch_size):
+        for predictions in _predictions(opened, found, top_k, batch_size, workers):
             failed |= any(prediction.error for prediction in predictions)
             advance(len(predictions), lambda done=predictions: _show(done, as_json))
     if failed:
         raise typer.Exit(1)
 
 
-def _check(opened: "Runtime") -> None:
-    config, path = opened.config, str(opened.path)
-    if not config.num_classes:
-        raise ValueError(
-            f"model must have a head to name classes; this one returns features. Received: {path}"
-        )
-    if config.pooling is None:
-        raise ValueError(
-            f"model must pool its tokens to classify an image. Received: {path}, with pooling=None"
-        )
-    if config.in_channels not in CHANNELS:
-        raise ValueError(
-            "model must take gray or RGB images. "
-            f"Received: {path}, with in_channels={config.in_channels}"
-        )
-
-
 def _predictions(
-    opened: "Runtime", found: "Sequence[FoundImage]", top_k: int, batch_size: int
+    opened: "Runtime",
+    found: "Sequence[FoundImage]",
+    top_k: int,
+    batch_size: int,
+    workers: int | None,
 ) -> Iterator[list[Prediction]]:
-    """Predictions in the order of the files, a batch at a time; one batch is in memory."""
-    from keras_vit.images import ImageFileError, read_pixels
+    """Predictions in the order of the files, a batch at a time."""
+    from keras_vit.bulk import stream
+    from keras_vit.bulk.rows import best_classes
 
-    batch: list[tuple[str, np.ndarray | None, str]] = []
-    count = 0
-    for path, problem in found:
-        array = None
-        if problem is None:
-            try:
-                array = read_pixels(path, opened.config)
-            except ImageFileError as error:
-                problem = error.reason
-        batch.append((path, array, problem or ""))
-        count += array is not None
-        if count == batch_size:
-            yield _predict(opened, batch, top_k)
-            batch, count = [], 0
-    if batch:
-        yield _predict(opened, batch, top_k)
-
-
-def _predict(
-    opened: "Runtime", batch: "Sequence[tuple[str, np.ndarray | None, str]]", top_k: int
-) -> list[Prediction]:
-    import numpy as np
-
-    arrays = [array for _, array, _ in batch if array is not None]
-    rows = iter(opened.probabilities(np.stack(arrays)) if arrays else ())
-    predictions = []
-    for path, array, problem in batch:
-        if array is None:
-            predictions.append(Prediction(path, [], problem))
-            continue
-        row = next(rows)
-        if not np.isfinite(row).all():
-            error = "a probability is not a finite number"
-            predictions.append(Prediction(path, [], error))
-            continue
-        best = np.argsort(-row, kind="stable")[:top_k].tolist()
-        predictions.append(Prediction(path, [_score(opened, i, row) for i in best]))
-    return predictions
-
-
-def _score(opened: "Runtime", number: int, row: "np.ndarray") -> Score:
-    label = str(number) if opened.labels is None else opened.labels[number]
-    return Score(number, label, float(row[number]))
+    for rows in stream(opened, found, batch_size=batch_size, workers=workers):
+        yield [
+            Prediction(image, [], error)
+            if values is None
+            else Prediction(image, best_classes(values, opened.labels, top_k))
+            for image, values, error in rows
+        ]
 
 
 # -- what is printed
@@ -183,14 +154,12 @@ def _show(predictions: Sequence[Prediction], as_json: bool) -> None:
 def _record(prediction: Prediction) -> dict[str, Any]:
     if prediction.error is not None:
         return {"image": prediction.image, "error": prediction.error}
-    classes = [
-        {"class": number, "label": label, "score": score}
-        for number, label, score in prediction.classes
-    ]
-    return {"image": prediction.image, "classes": classes}
+    from keras_vit.bulk.formats import class_record
+
+    return class_record(prediction.image, prediction.classes)
 
 
-def _table(classes: Sequence[Score]) -> Table:
+def _table(classes: "Sequence[Score]") -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
     table.add_column(overflow="fold", min_width=16)
     table.add_column(justify="right", no_wrap=True)

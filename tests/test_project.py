@@ -59,7 +59,13 @@ ARROWS = {
         "runtime",
     },
     "image_bounds": set(),
-    "images": {"image_bounds", "preprocessing"},
+    "pillow_warnings": set(),
+    "images": {"image_bounds", "pillow_warnings", "preprocessing"},
+    "lock": set(),
+    "bulk": {
+        *("atomic", "bulk", "classifier", "images", "lock", "model", "paths"),
+        *("pillow_warnings", "preprocessing", "runtime"),
+    },
     "explain": {
         *("atomic", "classifier", "config", "explain", "images", "model", "paths"),
         "preprocessing",
@@ -92,7 +98,16 @@ BACKENDS = {"tensorflow", "jax", "torch"}
 BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "train/")
 # These belong to one backend and are imported only with it.
 OF_ONE_BACKEND = ("train/augment/", "train/data/", *(f"train/distribution/{b}" for b in BACKENDS))
-HEAVY = ("matplotlib", "tensorflow_datasets", "huggingface_hub", "typer", "PIL", "safetensors")
+HEAVY = (
+    "pyarrow",
+    "ray",
+    "matplotlib",
+    "tensorflow_datasets",
+    "huggingface_hub",
+    "typer",
+    "PIL",
+    "safetensors",
+)
 
 
 def imports(path):

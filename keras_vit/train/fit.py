@@ -26,11 +26,11 @@ import numpy as np
 
 import keras_vit
 from keras_vit.atomic import TEMPORARY, atomic_path, remove
+from keras_vit.lock import Lock
 from keras_vit.train import distribution, finish, run_batches
 from keras_vit.train.build import build_model, build_objective, compile_model
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
 from keras_vit.train.checkpoint.files import Start
-from keras_vit.train.checkpoint.lock import Lock
 from keras_vit.train.checkpoint.sigterm import CODE
 from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.optim.schedule import PerUpdate, make_schedule

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.backend_free
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(main.app).commands
-HEAVY = ("keras", "keras_vit", "numpy", "tensorflow", "jax", "torch", "huggingface_hub", "PIL")
+HEAVY = (
+    *("keras", "keras_vit", "numpy", "tensorflow", "jax", "torch", "huggingface_hub", "PIL"),
+    *("pyarrow", "ray"),
+)
 
 
 def test_error_is_one_line(call, tmp_path):
@@ -96,6 +99,9 @@ def start(*arguments, **environment):
         (["convert", "./none", "a", "--format", "timm"], 1),
         (["predict", "runs", "none.png"], 1),
         (["predict", "none.keras", __file__], 1),
+        (["predict", "runs", "--files-from", "none.txt"], 1),
+        (["embed", "--help"], 0),
+        (["embed", "runs", "none.png", "--out", "none.npy"], 1),
         (["explain", "runs", "none.png"], 1),
         (["export", "none.keras", "--to", "onnx"], 1),
         (["export", "runs", "--to", "tflite", "--accuracy-data", "none"], 1),

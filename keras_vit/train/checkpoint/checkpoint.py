@@ -26,11 +26,11 @@ from typing import Any
 
 import keras
 
+from keras_vit.lock import Lock
 from keras_vit.train.checkpoint import files, manifest, model_state, random_state
 from keras_vit.train.checkpoint.best_epoch import BestEpoch
 from keras_vit.train.checkpoint.callback_state import SavedCallbacks
 from keras_vit.train.checkpoint.files import Start
-from keras_vit.train.checkpoint.lock import Lock
 from keras_vit.train.checkpoint.resume import (
     PendingRestore,
     ResumedBar,

@@ -27,7 +27,6 @@ from keras_vit.weights.files.documents import (
     stated,
 )
 
-LOCK = "lock"
 ARRAYS, FACTS, MANIFEST = "state.safetensors", "state.json", "MANIFEST.json"
 NAME = re.compile(r"ckpt-([0-9]{1,12})")
 MAX_FACTS = 1 << 28

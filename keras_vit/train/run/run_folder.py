@@ -12,7 +12,8 @@ import keras
 import numpy as np
 
 from keras_vit.atomic import TEMPORARY
-from keras_vit.train.checkpoint.manifest import FACTS, LOCK, SUMMARY, listing, read_facts
+from keras_vit.lock import LOCK
+from keras_vit.train.checkpoint.manifest import FACTS, SUMMARY, listing, read_facts
 from keras_vit.train.distribution.devices import Devices
 from keras_vit.train.recipe import Recipe, changed_fields
 from keras_vit.train.run.run_status import CHECKPOINTS, MODEL, RECIPE, RESULTS

@@ -14,7 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from keras_vit.train.checkpoint.manifest import LOCK, listing_with_facts
+from keras_vit.lock import LOCK
+from keras_vit.train.checkpoint.manifest import listing_with_facts
 from keras_vit.weights.files.documents import (
     COUNT,
     TEXT,

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit.lock import Lock
 from keras_vit.train.checkpoint import manifest, model_state
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
-from keras_vit.train.checkpoint.lock import Lock
 from keras_vit.train.checkpoint.sigterm import Sigterm
 
 STEPS, BATCH, EPOCHS = 4, 6, 3

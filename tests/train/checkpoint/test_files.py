@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit.lock import Lock
 from keras_vit.train.checkpoint import files, manifest
-from keras_vit.train.checkpoint.lock import Lock
 
 pytestmark = pytest.mark.backend_free
 

@@ -12,10 +12,10 @@ import pytest
 from conformance import tiny_model
 from rich.console import Console
 
+from keras_vit.lock import Lock
 from keras_vit.train import fit
 from keras_vit.train.checkpoint import files, manifest
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
-from keras_vit.train.checkpoint.lock import Lock
 from keras_vit.train.run import run_status
 from keras_vit_cli import main, output
 from keras_vit_cli.info import run_facts

@@ -1,16 +1,17 @@
-"""A lock: one process at a time writes to a folder of checkpoints, or to a run folder."""
+"""A lock: one process at a time writes to a folder."""
 
 import os
 import socket
 import time
 from pathlib import Path
 
-from keras_vit.train.checkpoint.manifest import LOCK
-
 try:
     import fcntl
 except ImportError:  # Windows: nothing keeps a second process out there
     fcntl = None
+
+LOCK = "lock"
+"""The name of the file that is locked."""
 
 
 class Lock:
