@@ -129,6 +129,12 @@ class ViT(keras.Model):
                 "grid must be False for output='pre_logits', which has no grid; pass "
                 f"output='tokens' or blocks. Received: grid={grid!r}"
             )
+        if self.config.token_merging and (output == "tokens" or blocks is not None):
+            raise ValueError(
+                "output must be 'pre_logits' and blocks None for a model that merges tokens, which "
+                "are no patches any more; `keras_vit.with_token_merging(model, 0)` has them. "
+                f"Received: output={output!r}, blocks={blocks!r}"
+            )
         depth = self.config.depth
         wanted = [blocks] if isinstance(blocks, int) else blocks
         for i in wanted or ():

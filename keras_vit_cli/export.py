@@ -67,10 +67,17 @@ class Activation(enum.StrEnum):
 
 INT8 = ("quantize", "calibration", "float_layers", "accuracy_data", "max_drop")
 OPTIONS = {
-    Target.saved_model: ("dtype", "version", "top_k", "max_batch_size", "max_pixels"),
-    Target.tflite: (*INT8, "output", "batch_size", "overwrite"),
-    Target.onnx: (*INT8, "dtype", "overwrite"),
-    Target.openvino: (*INT8, "dtype", "overwrite"),
+    Target.saved_model: (
+        "token_merging",
+        "dtype",
+        "version",
+        "top_k",
+        "max_batch_size",
+        "max_pixels",
+    ),
+    Target.tflite: (*INT8, "token_merging", "output", "batch_size", "overwrite"),
+    Target.onnx: (*INT8, "token_merging", "dtype", "overwrite"),
+    Target.openvino: (*INT8, "token_merging", "dtype", "overwrite"),
 }
 """Options for some targets only."""
 
@@ -118,6 +125,13 @@ def export(
         str | None,
         typer.Option(
             help="Layers that stay in float when others become int8, separated by commas."
+        ),
+    ] = None,
+    token_merging: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Pairs of similar tokens that each block merges, for speed; check the accuracy.",
         ),
     ] = None,
     accuracy_data: Annotated[
@@ -177,6 +191,7 @@ def export(
         "batch_size": batch_size,
         "calibration": calibration,
         "float_layers": float_layers,
+        "token_merging": token_merging,
         "accuracy_data": accuracy_data,
         "max_drop": max_drop,
         "version": version,
@@ -287,6 +302,14 @@ def facts(export: Any) -> list[tuple[str, str]]:
             f"range {seen.logits_range:.3g} (allowed: {seen.bound:g})",
         ),
     ]
+    if seen.near_ties:
+        rows.append(
+            (
+                "near ties",
+                f"{seen.near_ties} of {seen.images} images differ by more than that, because "
+                "rounding merged other tokens, nearly as similar",
+            )
+        )
     if seen.same_top_class is not None:
         rows.append(("same top class", f"{seen.same_top_class:.1%} of {seen.images} images"))
     if (drop := getattr(export, "accuracy", None)) is not None:

@@ -26,8 +26,8 @@ def fused(
         model: A `ViT`, not quantized.
         dtype: "float32", or "bfloat16" for processors that multiply it (AVX512-BF16, AMX). In
             bfloat16, logits differ by about a hundredth of their range.
-        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
-            the config's. Measure what it costs: nothing compares it with the model.
+        token_merging: r, the most similar pairs of tokens that each block merges, for speed; None
+            means the config's. Measure what it costs: nothing compares it with the model.
 
     Returns:
         `predict(images, batch_size=32)`, from images `(B, H, W, C)`, an array or a tensor, to the

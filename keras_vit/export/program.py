@@ -100,7 +100,7 @@ class Operators(Protocol):
         many rows as the result, for a target that needs to see them.
         """
 
-    def merge(self, x: Any, k: Any, sizes: Any, start: int, count: int) -> tuple[Any, Any]:
+    def merge(self, x: Any, k: Any, sizes: Any, start: int, count: int) -> Any:
         """Merges each image's `count` most similar pairs of tokens: `layers/token_merging.py`.
 
         Tokens from `start` on are matched in float32, by the mean over heads of their keys

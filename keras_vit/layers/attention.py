@@ -39,7 +39,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     - `inner_norm` applies a LayerNorm to [SA_1(z); ...; SA_h(z)] (arXiv 2210.06423).
     - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
       of the keys.
-    - `token_sizes` adds the logarithm of a token's size to its scores, as if it were there that many
+    - `token_sizes` adds the logarithm of a token's size to its scores, as if it were there so many
       times (proportional attention, arXiv 2210.09461).
     - `rope` rotates each head's queries and keys by their patch's position (`RotaryEmbedding`).
     - `score_scale="learned"` replaces the 1 / sqrt(d) of Eq. 6 by a weight of each head, which

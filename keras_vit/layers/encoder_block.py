@@ -1,6 +1,7 @@
 """One block of the Transformer encoder: Eq. 2 and 3."""
 
 import math
+from typing import Any
 
 import keras
 from keras import ops
@@ -188,7 +189,7 @@ class EncoderBlock(Composite):
         # A Dropout with one mask entry per image is stochastic depth.
         self.attention_drop_path = self._drop_path("attention_drop_path")
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
-        self.merging = None
+        self.merging: Any = None
         if token_merging is not None:
             self.merging = TokenMerging(
                 token_merging, num_prefix_tokens, dtype=policy, name="token_merging"
@@ -235,6 +236,28 @@ class EncoderBlock(Composite):
         rope_scale=None,
         token_sizes=None,
     ):
+        x, *others = self.attend(
+            x,
+            training=training,
+            return_attention_scores=return_attention_scores,
+            rope_scale=rope_scale,
+            token_sizes=token_sizes,
+        )
+        if self.merging is not None:
+            x, sizes = self.merging(x, others.pop(), sizes=token_sizes)  # (B, T - r, D)
+            others.insert(0, sizes)
+        x = self.transform(x, training=training)
+        return (x, *others) if others else x
+
+    def attend(
+        self,
+        x,
+        training=None,
+        return_attention_scores=False,
+        rope_scale=None,
+        token_sizes=None,
+    ):
+        """Eq. 2. Returns `(B, T, D)`, then what was requested, and last the keys to merge by."""
         merging = self.merging is not None
         z = self._before(self.attention_norm, x)  # (B, T, D)
         outputs = self.attention(
@@ -250,16 +273,14 @@ class EncoderBlock(Composite):
         z = self._behind(self.attention_norm, self.attention_dropout_layer(z, training=training))
         z = self.attention_scale(z)
         x = ops.add(x, self.attention_drop_path(z, training=training))  # Eq. 2
-        x = self._after(self.attention_norm, x)
-        if merging:
-            x, sizes = self.merging(x, others.pop(), sizes=token_sizes)  # (B, T - r, D)
-            others.insert(0, sizes)
+        return self._after(self.attention_norm, x), *others
 
+    def transform(self, x, training=None):
+        """Eq. 3."""
         z = self.mlp(self._before(self.mlp_norm, x), training=training)  # (B, T, D)
         z = self.mlp_scale(self._behind(self.mlp_norm, z))
         x = ops.add(x, self.mlp_drop_path(z, training=training))  # Eq. 3
-        x = self._after(self.mlp_norm, x)
-        return (x, *others) if others else x
+        return self._after(self.mlp_norm, x)
 
     def compute_output_spec(
         self,

@@ -139,8 +139,8 @@ def export_onnx(
         calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
             `images="float32"` floats as the model takes them. A hundred are enough.
         float_layers: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
-        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
-            the config's. The export is then compared with the model that merges likewise, its
+        token_merging: r, the most similar pairs of tokens that each block merges, for speed; None
+            means the config's. The export is compared with the model that merges likewise, its
             accuracy with that of `model`.
         accuracy_data: Images and their classes, `(images, labels)` or batches of them, on which the
             accuracy of the file is compared with the model's.

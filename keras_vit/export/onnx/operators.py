@@ -370,7 +370,12 @@ class OnnxOperators:
         return Tensor(output, x.shape if shape is None else shape)
 
     def outputs(
-        self, kind: str, x: Tensor, *inputs: str, shapes: Sequence[tuple[int, ...]], **attributes: Any
+        self,
+        kind: str,
+        x: Tensor,
+        *inputs: str,
+        shapes: Sequence[tuple[int, ...]],
+        **attributes: Any,
     ) -> list[Tensor]:
         """Adds a node with an output of each shape."""
         names = [self._free_name(kind) for _ in shapes]
@@ -452,7 +457,7 @@ class OnnxOperators:
             self._keep(np.array(value, dtype), name)
         return name
 
-    def table(self, values: Sequence[int]) -> Tensor:
+    def table(self, values: np.ndarray) -> Tensor:
         """Ints that are looked up."""
         return Tensor(self.ints(*values), (len(values),))
 

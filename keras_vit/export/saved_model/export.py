@@ -110,8 +110,8 @@ def export_saved_model(
         max_batch_size: The largest number of images in a request.
         max_pixels: The largest number of pixels of an image file, before and after resizing. A file
             with more is refused before it is decoded.
-        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
-            the config's. The export is then compared with the model that merges likewise.
+        token_merging: r, the most similar pairs of tokens that each block merges, for speed; None
+            means the config's. The export is compared with the model that merges likewise.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
             float32 and 0.05 in bfloat16.
         verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
