@@ -68,16 +68,12 @@ class Activation(enum.StrEnum):
 INT8 = ("quantize", "calibration", "float_layers", "accuracy_data", "max_drop")
 OPTIONS = {
     Target.saved_model: (
-        "token_merging",
-        "dtype",
-        "version",
-        "top_k",
-        "max_batch_size",
-        "max_pixels",
+        *("accuracy_data", "max_drop", "dtype", "version"),
+        *("top_k", "max_batch_size", "max_pixels"),
     ),
-    Target.tflite: (*INT8, "token_merging", "output", "batch_size", "overwrite"),
-    Target.onnx: (*INT8, "token_merging", "dtype", "overwrite"),
-    Target.openvino: (*INT8, "token_merging", "dtype", "overwrite"),
+    Target.tflite: (*INT8, "output", "batch_size", "overwrite"),
+    Target.onnx: (*INT8, "dtype", "overwrite"),
+    Target.openvino: (*INT8, "dtype", "overwrite"),
 }
 """Options for some targets only."""
 
@@ -137,8 +133,8 @@ def export(
     accuracy_data: Annotated[
         Path | None,
         typer.Option(
-            help="tflite, onnx, openvino: a folder with a subfolder of images for each class, by "
-            "name, on which the file is compared with the model."
+            help="A folder with a subfolder of images for each class, by name, on which the export "
+            "is compared with the model."
         ),
     ] = None,
     max_drop: Annotated[
@@ -191,7 +187,6 @@ def export(
         "batch_size": batch_size,
         "calibration": calibration,
         "float_layers": float_layers,
-        "token_merging": token_merging,
         "accuracy_data": accuracy_data,
         "max_drop": max_drop,
         "version": version,
@@ -235,9 +230,9 @@ def export(
     if not isinstance(opened, runtime.KerasRuntime):
         raise ValueError(f"source must not be an export itself. Received: source={source!r}")
     given |= {"labels": names, "activation": activation, "images": images}
+    given |= {"token_merging": token_merging}
     given = {name: getattr(v, "value", v) for name, v in given.items()}
-    if to is not Target.saved_model:
-        given = _for_one_file(given, opened.config, names)
+    given = _as_arrays(given, opened.config, names)
     if to is Target.tflite and not opened.config.num_classes:
         given.setdefault("output", "features")
     with printed.step("Exporting"):
@@ -250,7 +245,7 @@ def export(
         printed.print_rows(facts(written))
 
 
-def _for_one_file(
+def _as_arrays(
     given: dict[str, Any], config: "ViTConfig", names: Sequence[str] | None
 ) -> dict[str, Any]:
     """The options as the functions take them: folders become arrays of images."""
