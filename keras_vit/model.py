@@ -9,7 +9,6 @@ import numpy as np
 
 from keras_vit import attention_positions, layers
 from keras_vit.config import ViTConfig
-from keras_vit.config_merging import wanted_tokens
 from keras_vit.deferred import deferred
 from keras_vit.layers import composite
 from keras_vit.layers.rms_norm import norm_class
@@ -398,7 +397,7 @@ def _encode(z, config: ViTConfig, policy):
         more["rope_scale"] = rescale(z)
     sizes, merged = None, [None] * config.depth
     if config.token_merging:
-        merged = wanted_tokens(config)
+        merged = config.merged_tokens
     for i, (drop_path, count) in enumerate(zip(rates, merged, strict=True)):
         if sizes is not None:
             more["token_sizes"] = sizes

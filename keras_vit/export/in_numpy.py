@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vit.export.fold_stem import Convolution, GroupNorm, same_padding
 from keras_vit.export.folded import Gain, Norm, Product, Rotation
-from keras_vit.layers.token_merging import LEAST_SQUARE, halves
+from keras_vit.export.program import LEAST_SQUARE, halves
 
 _erf = np.vectorize(math.erf, otypes=["float64"])
 

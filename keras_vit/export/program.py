@@ -18,6 +18,7 @@ from keras_vit.export.fold_stem import Convolution, GroupNorm, Stem, Step, Unit
 from keras_vit.export.folded import AttentionPool, Block, Folded, Gain, Norm, Product, Rotation
 
 MASKED = -1e30  # added to scores that do not count
+LEAST_SQUARE = 1e-30  # below it a vector counts as 0 in token merging: it has no direction
 
 
 class Operators(Protocol):
@@ -167,6 +168,12 @@ def skewed(scores: Any, reshape: Callable[[Any, list[int]], Any]) -> Any:
     line = reshape(scores, [-1, heads, tokens * columns])
     line = line[:, :, tokens - 1 : tokens - 1 + tokens * (columns - 1)]
     return reshape(line, [-1, heads, tokens, columns - 1])[:, :, :, :tokens]
+
+
+def halves(start: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that merge and those they merge into, as in the layer: even and odd places."""
+    places = np.arange(start, tokens)
+    return places[places % 2 == 0], places[places % 2 == 1]
 
 
 class Program:

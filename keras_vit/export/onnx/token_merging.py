@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.layers.token_merging import LEAST_SQUARE, halves
+from keras_vit.export.program import LEAST_SQUARE, halves
 
 if TYPE_CHECKING:
     from keras_vit.export.onnx.operators import OnnxOperators

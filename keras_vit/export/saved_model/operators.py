@@ -19,8 +19,7 @@ import numpy as np
 from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, joined
 from keras_vit.export.in_tensorflow import PlainTensorFlow
-from keras_vit.export.program import Program, skewed
-from keras_vit.layers.token_merging import LEAST_SQUARE, halves
+from keras_vit.export.program import LEAST_SQUARE, Program, halves, skewed
 
 DTYPES = ("float32", "bfloat16")
 MAX_CONSTANTS = 1_900_000_000  # bytes; a graph of more than 2 GB cannot be serialized

@@ -18,8 +18,7 @@ from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
 from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.in_tensorflow import PlainTensorFlow
-from keras_vit.export.program import Program, skewed
-from keras_vit.layers.token_merging import LEAST_SQUARE, halves
+from keras_vit.export.program import LEAST_SQUARE, Program, halves, skewed
 from keras_vit.runtime.tflite_file import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
@@ -190,7 +189,7 @@ class TFLiteOperators(PlainTensorFlow):
     def merge(self, x: Any, k: Any, sizes: Any, start: int, count: int) -> tuple[Any, Any]:
         tf, tokens, width = self.tf, k.shape[2], x.shape[-1]
         left = tokens - count
-        a, b = halves(start, tokens)
+        a, b = (places.astype("int32") for places in halves(start, tokens))
         m = tf.reduce_mean(k, axis=1)  # (B, T, d)
         square = tf.reduce_sum(m * m, axis=-1, keepdims=True)
         m *= tf.math.rsqrt(tf.maximum(square, LEAST_SQUARE))
