@@ -32,6 +32,7 @@ class ViT(keras.Model):
     z_0 = LN([...] + E_pos). `norm="rms"`: every LN is an RMSNorm. Rotary positions need no E_pos:
     MSA rotates queries and keys by their patch's position. `patch_shift`: x_p of Eq. 1 is a patch
     of the image and of its shifted copies. `score_diagonal=False`: no token attends to itself.
+    `token_merging`: between Eq. 2 and 3, z' has fewer tokens in each block.
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -79,8 +80,8 @@ class ViT(keras.Model):
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         images = keras.Input(config.input_shape, name="images")
         z = _embed(images, config, policy)  # Eq. 1
-        z = _encode(z, config, policy)  # Eq. 2 and 3
-        y = _pool(z, config, policy)  # Eq. 4
+        z, sizes = _encode(z, config, policy)  # Eq. 2 and 3
+        y = _pool(z, sizes, config, policy)  # Eq. 4
         super().__init__(inputs=images, outputs=_head(y, config, policy), name=name)
         self.trainable = trainable  # Keras' constructor does not pass it on to the layers
         self.config = config
@@ -126,6 +127,12 @@ class ViT(keras.Model):
             raise ValueError(
                 "grid must be False for output='pre_logits', which has no grid; pass "
                 f"output='tokens' or blocks. Received: grid={grid!r}"
+            )
+        if self.config.token_merging and (output == "tokens" or blocks is not None):
+            raise ValueError(
+                "output must be 'pre_logits' and blocks None for a model that merges tokens, which "
+                "are no patches any more; `keras_vit.with_token_merging(model, 0)` has them. "
+                f"Received: output={output!r}, blocks={blocks!r}"
             )
         depth = self.config.depth
         wanted = [blocks] if isinstance(blocks, int) else blocks
@@ -378,14 +385,22 @@ def _embed(images, config: ViTConfig, policy):
 
 
 def _encode(z, config: ViTConfig, policy):
-    """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly."""
+    """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly.
+
+    Returns the tokens, and how many patches each stands for if blocks merge them, or None.
+    """
     rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
     rope = attention_positions.rotary(config)
-    scale: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if rope and config.rope_rescale:
         rescale = layers.RotaryRescale(config.rope_rescale, dtype=policy, name="rope_rescale")
-        scale["rope_scale"] = rescale(z)
-    for i, drop_path in enumerate(rates):
+        more["rope_scale"] = rescale(z)
+    sizes, merged = None, [None] * config.depth
+    if config.token_merging:
+        merged = config.merged_tokens
+    for i, (drop_path, count) in enumerate(zip(rates, merged, strict=True)):
+        if sizes is not None:
+            more["token_sizes"] = sizes
         z = layers.EncoderBlock(
             config.width,
             config.num_heads,
@@ -410,13 +425,17 @@ def _encode(z, config: ViTConfig, policy):
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
             drop_path=drop_path,
+            token_merging=count,
+            num_prefix_tokens=0 if count is None else config.num_prefix_tokens,
             dtype=policy,
             name=f"encoder_block_{i}",
-        )(z, **scale)  # (B, T, D)
-    return z
+        )(z, **more)  # (B, T, D)
+        if count is not None:
+            z, sizes = z  # (B, T - r, D)
+    return z, sizes
 
 
-def _pool(z, config: ViTConfig, policy):
+def _pool(z, sizes, config: ViTConfig, policy):
     """Eq. 4: y = LN(z_L^0), or LN and another pooling, in either order."""
     cls = norm_class(config.norm)
     norm = cls(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
@@ -438,7 +457,7 @@ def _pool(z, config: ViTConfig, policy):
             num_prefix_tokens=config.num_prefix_tokens,
             dtype=policy,
             name="pooling",
-        )(y)  # (B, D)
+        )(y, **({} if sizes is None else {"token_sizes": sizes}))  # (B, D)
     return norm(y) if config.final_norm == "after_pooling" else y
 
 

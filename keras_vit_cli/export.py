@@ -67,7 +67,10 @@ class Activation(enum.StrEnum):
 
 INT8 = ("quantize", "calibration", "float_layers", "accuracy_data", "max_drop")
 OPTIONS = {
-    Target.saved_model: ("dtype", "version", "top_k", "max_batch_size", "max_pixels"),
+    Target.saved_model: (
+        *("accuracy_data", "max_drop", "dtype", "version"),
+        *("top_k", "max_batch_size", "max_pixels"),
+    ),
     Target.tflite: (*INT8, "output", "batch_size", "overwrite"),
     Target.onnx: (*INT8, "dtype", "overwrite"),
     Target.openvino: (*INT8, "dtype", "overwrite"),
@@ -120,11 +123,18 @@ def export(
             help="Layers that stay in float when others become int8, separated by commas."
         ),
     ] = None,
+    token_merging: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Pairs of similar tokens that each block merges, for speed; check the accuracy.",
+        ),
+    ] = None,
     accuracy_data: Annotated[
         Path | None,
         typer.Option(
-            help="tflite, onnx, openvino: a folder with a subfolder of images for each class, by "
-            "name, on which the file is compared with the model."
+            help="A folder with a subfolder of images for each class, by name, on which the export "
+            "is compared with the model."
         ),
     ] = None,
     max_drop: Annotated[
@@ -220,9 +230,9 @@ def export(
     if not isinstance(opened, runtime.KerasRuntime):
         raise ValueError(f"source must not be an export itself. Received: source={source!r}")
     given |= {"labels": names, "activation": activation, "images": images}
+    given |= {"token_merging": token_merging}
     given = {name: getattr(v, "value", v) for name, v in given.items()}
-    if to is not Target.saved_model:
-        given = _for_one_file(given, opened.config, names)
+    given = _as_arrays(given, opened.config, names)
     if to is Target.tflite and not opened.config.num_classes:
         given.setdefault("output", "features")
     with printed.step("Exporting"):
@@ -235,7 +245,7 @@ def export(
         printed.print_rows(facts(written))
 
 
-def _for_one_file(
+def _as_arrays(
     given: dict[str, Any], config: "ViTConfig", names: Sequence[str] | None
 ) -> dict[str, Any]:
     """The options as the functions take them: folders become arrays of images."""
@@ -287,6 +297,14 @@ def facts(export: Any) -> list[tuple[str, str]]:
             f"range {seen.logits_range:.3g} (allowed: {seen.bound:g})",
         ),
     ]
+    if seen.near_ties:
+        rows.append(
+            (
+                "near ties",
+                f"{seen.near_ties} of {seen.images} images differ by more than that, because "
+                "rounding merged other tokens, nearly as similar",
+            )
+        )
     if seen.same_top_class is not None:
         rows.append(("same top class", f"{seen.same_top_class:.1%} of {seen.images} images"))
     if (drop := getattr(export, "accuracy", None)) is not None:

@@ -21,8 +21,19 @@ def check_vit(model: Any) -> None:
         raise ValueError(f"model must be a keras_vit.ViT. Received: model={model!r}")
 
 
+def check_every_patch(config: ViTConfig) -> None:
+    """Raises `ValueError` for a model that merges tokens: they are no patches any more."""
+    if config.token_merging:
+        raise ValueError(
+            "model must not merge tokens, because it is explained patch by patch: pass "
+            "keras_vit.with_token_merging(model, 0), which has the same weights. "
+            f"Received: token_merging={config.token_merging}"
+        )
+
+
 def checked_images(images: Any, config: ViTConfig) -> np.ndarray:
     """Checks preprocessed images, or normalizes uint8 pixels of the model's size, to float32."""
+    check_every_patch(config)
     # NumPy cannot read tensors that are on a GPU or require a gradient.
     array = np.asarray(ops.convert_to_numpy(images) if ops.is_tensor(images) else images)
     known = array.dtype.kind == "f" or array.dtype == np.uint8

@@ -45,6 +45,12 @@ def remat(model: ViT, blocks: Sequence[int] | None = None) -> None:
             f"model must be trained on {', '.join(_RECOMPUTED)}. "
             f"Received: a model on {keras.backend.backend()}"
         )
+    merged = model.config.token_merging
+    if merged:
+        raise ValueError(
+            "model must not merge tokens (`keras_vit.with_token_merging(model, 0)`). "
+            f"Received: token_merging={merged}"
+        )
     depth = model.config.depth
     wanted = range(depth) if blocks is None else [*blocks]
     for i in wanted:

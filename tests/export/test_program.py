@@ -60,7 +60,7 @@ def test_last_block_computes_the_one_token_that_is_read():
     for kind, rows in (("paper", 3), ("mean", 3 * 7), ("all_tokens", 3 * 7)):
         model = tiny_model(kind)
         program = Program(fold(model), NumpyOperators())
-        x = program.encode(program.embed(images(model.config)))
+        x, _ = program.encode(program.embed(images(model.config)))
         assert x.shape == (rows, model.config.width)
 
 

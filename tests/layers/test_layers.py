@@ -18,6 +18,17 @@ def rescaled(layer, x, **kwargs):
     return keras.ops.multiply(x, layer(x, **kwargs))
 
 
+def merged(layer, x, **kwargs):
+    """The tokens, which are also the keys of four heads."""
+    keys = ops.reshape(x, (-1, x.shape[1], 4, x.shape[2] // 4))
+    return layer(x, keys, **kwargs)[0]
+
+
+def tokens_of(layer, x, **kwargs):
+    """The first of the outputs, without the sizes."""
+    return layer(x, **kwargs)[0]
+
+
 def scores(layer, x, **kwargs):
     """As part of the output of attention: in the layer's dtype, with a batch axis."""
     y = ops.cast(layer(x, **kwargs), layer.compute_dtype)
@@ -241,6 +252,25 @@ CASES = {
         {"rate": 0.5, "num_prefix_tokens": 1},
         (2, 9, 20),
         {"drops": True, "bad": [{"rate": 1.0}, {"rate": -0.1}]},
+    ),
+    "token_merging": (
+        layers.TokenMerging,
+        {"num_merged": 3, "num_prefix_tokens": 1},
+        (2, 9, 20),
+        {"call": merged, "bad": [{"num_merged": -1}, {"num_prefix_tokens": 0.5}]},
+    ),
+    "encoder_block_merging": (
+        layers.EncoderBlock,
+        {
+            "width": 20,
+            "num_heads": 5,
+            "mlp_dim": 28,
+            "drop_path": 0.3,
+            "token_merging": 2,
+            "num_prefix_tokens": 1,
+        },
+        (4, 7, 20),
+        {"call": tokens_of, "exempt": [KEY_BIAS], "drops": True, "bad": [{"token_merging": -1}]},
     ),
     "attention_pooling": (
         layers.AttentionPooling,

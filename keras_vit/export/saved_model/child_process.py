@@ -24,20 +24,27 @@ from keras_vit import runtime
 from keras_vit.export.requirement import check_tensorflow
 from keras_vit.model import ViT
 
-MODEL, REQUEST, ANSWER, IMAGES = "model.keras", "request.json", "answer.json", "images.npy"
+MODEL, REQUEST, ANSWER = "model.keras", "request.json", "answer.json"
+IMAGES, LABELED = "images.npy", ("labeled_images.npy", "labels.npy")
 
 
 def in_tensorflow(
-    function: str, model: ViT, arguments: Mapping[str, Any], images: np.ndarray | None = None
+    function: str,
+    model: ViT,
+    arguments: Mapping[str, Any],
+    images: np.ndarray | None = None,
+    labeled: tuple[np.ndarray, ...] | None = None,
 ) -> dict[str, Any]:
     """Calls a function of this package in a child process on TensorFlow.
 
     Args:
         function: "module:name" in `keras_vit.export`. It is called as
-            `function(model, verify=images, **arguments)` and must return what JSON can hold.
+            `function(model, verify=images, accuracy_data=labeled, **arguments)` and must return
+            what JSON can hold.
         model: A `ViT` on any backend.
         arguments: Arguments that JSON can hold.
         images: The argument `verify`.
+        labeled: The argument `accuracy_data`: images and labels.
     """
     check_tensorflow()
     with tempfile.TemporaryDirectory(prefix="keras_vit-") as name:
@@ -45,6 +52,8 @@ def in_tensorflow(
         model.save(folder / MODEL)
         if images is not None:
             np.save(folder / IMAGES, images)
+        for place, array in zip(LABELED, labeled or (), strict=False):
+            np.save(folder / place, array)
         request = {"function": function, "arguments": dict(arguments)}
         (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
         environment = {
@@ -80,7 +89,11 @@ def main(folder: Path) -> None:
         module, _, name = request["function"].partition(":")
         function = getattr(importlib.import_module(f"keras_vit.export.{module}"), name)
         images = np.load(folder / IMAGES) if (folder / IMAGES).is_file() else None
-        answer = {"result": function(opened.model, verify=images, **request["arguments"])}
+        labeled = None
+        if (folder / LABELED[0]).is_file():
+            labeled = tuple(np.load(folder / place) for place in LABELED)
+        given = {"verify": images, "accuracy_data": labeled, **request["arguments"]}
+        answer = {"result": function(opened.model, **given)}
     except Exception as error:
         answer = {"error": type(error).__name__, "message": str(error)}
         answer["traceback"] = traceback.format_exc()

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
+from keras_vit.export.accuracy import (
+    Accuracy,
+    Drop,
+    batches,
+    check_accuracy_data,
+    check_drop,
+)
 from keras_vit.export.arguments import (
     IMAGES,
     PROBABILITIES,
@@ -33,6 +41,7 @@ from keras_vit.export.verify import (
     float32_model,
     generated_images,
     latencies,
+    merging_model,
     verify_export,
     verify_files,
 )
@@ -60,6 +69,8 @@ class SavedModelExport:
     plain_latency: float
     """The same for the Keras model in float32, in a `tf.function`; the two were timed in turns."""
     verification: Verification
+    accuracy: Drop | None = None
+    """The model's accuracy and the export's on `accuracy_data`, or None."""
 
 
 @takes_classifier
@@ -75,6 +86,9 @@ def export_saved_model(
     top_k: int = 5,
     max_batch_size: int = 256,
     max_pixels: int = image_bytes.MAX_PIXELS,
+    token_merging: int | None = None,
+    accuracy_data: Any = None,
+    max_drop: float = 1.0,
     bound: float | None = None,
     verify: Any = None,
 ) -> SavedModelExport:
@@ -108,6 +122,12 @@ def export_saved_model(
         max_batch_size: The largest number of images in a request.
         max_pixels: The largest number of pixels of an image file, before and after resizing. A file
             with more is refused before it is decoded.
+        token_merging: r, the most similar pairs of tokens that each block merges, for speed; None
+            means the config's. The export is compared with the model that merges likewise, its
+            accuracy with that of `model`.
+        accuracy_data: Images and their classes, `(images, labels)` or batches of them, on which the
+            accuracy of the export is compared with the model's.
+        max_drop: The most percentage points of accuracy that the export may lose on them.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
             float32 and 0.05 in bfloat16.
         verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
@@ -123,10 +143,16 @@ def export_saved_model(
     PosixPath('savedmodels/flowers/1')
     """
     check_model(model)
-    arguments = {
+    check_accuracy_data(model.config, accuracy_data, max_drop)
+    merging = model.config  # which must be possible
+    if token_merging is not None:
+        merging = merging.replace(token_merging=token_merging)
+    arguments: dict[str, Any] = {
         "path": os.path.abspath(as_path("path", path)),
         "version": version,
         "bound": bound,
+        "token_merging": merging.token_merging,
+        "max_drop": max_drop,
         "serving": dataclasses.asdict(
             _serving(
                 model.config, dtype, activation, images, labels, top_k, max_batch_size, max_pixels
@@ -137,20 +163,37 @@ def export_saved_model(
     pictures = None if verify is None else checked_pictures(verify, model.config, images)
     versions.check_version(Path(path), version)
     if keras.backend.backend() == "tensorflow":
-        facts = export_here(model, verify=pictures, **arguments)
+        facts = export_here(model, verify=pictures, accuracy_data=accuracy_data, **arguments)
     else:
-        facts = in_tensorflow("saved_model.export:export_here", model, arguments, pictures)
+        labeled = None
+        if accuracy_data is not None:
+            parts = zip(*batches(KerasRuntime(model), accuracy_data), strict=True)
+            labeled = tuple(np.concatenate(part) for part in parts)
+        facts = in_tensorflow("saved_model.export:export_here", model, arguments, pictures, labeled)
     facts["verification"] = Verification(**facts["verification"])
+    if drop := facts["accuracy"]:
+        sides = {name: Accuracy(**drop[name]) for name in ("reference", "export")}
+        facts["accuracy"] = Drop(**{**drop, **sides})
     return SavedModelExport(**{**facts, "path": Path(path, str(facts["version"]))})
 
 
 def export_here(
-    model: ViT, *, path: str, version: int | None, bound: float | None, serving: dict, verify: Any
+    model: ViT,
+    *,
+    path: str,
+    version: int | None,
+    bound: float | None,
+    token_merging: int,
+    max_drop: float,
+    serving: dict,
+    verify: Any,
+    accuracy_data: Any,
 ) -> dict[str, Any]:
     """Exports in a process that runs on TensorFlow; returns an `SavedModelExport` as JSON."""
     import tensorflow as tf
 
     how = Serving(**{**serving, "labels": tuple(serving["labels"])})
+    given, model = model, merging_model(model, token_merging)
     reference = KerasRuntime(float32_model(model))
     with versions.new_version(Path(path), version) as (folder, placed):
         with tempfile.TemporaryDirectory() as scratch:
@@ -165,12 +208,17 @@ def export_here(
         if model.config.in_channels in (1, 3):
             files = verify_files(exported, bound)
             verification = dataclasses.replace(verification, files_difference=files)
+        accuracy = None
+        if accuracy_data is not None:
+            unmerged = reference if given is model else KerasRuntime(float32_model(given))
+            accuracy = check_drop(unmerged, exported, accuracy_data, max_drop)
         latency, plain_latency = _latencies(exported, reference.model)
         write_manifest(
             folder,
             {
                 **content,
                 "verification": as_json(verification),
+                "accuracy": as_json(accuracy) if accuracy else None,
                 "latency_ms": {"export": latency, "plain": plain_latency},
             },
         )
@@ -183,6 +231,7 @@ def export_here(
         latency=latency,
         plain_latency=plain_latency,
         verification=verification,
+        accuracy=accuracy,
     )
     return as_json(export)
 

@@ -152,6 +152,8 @@ class Distillation(Objective):
         said = {**self._student.outputs, LOGITS: heard[LOGITS]}
         layers = []
         for i, pair in enumerate(self._pairs):
+            merged = config.token_merging and _is_of_tokens(said[pair.student])
+            refuse(merged, "token_merging", "be 0 for features of tokens", config.token_merging)
             ours, theirs = self._aligned(pair, said, heard)
             dropped = config.patch_dropout and len(ours.shape) == 4
             refuse(dropped, "patch_dropout", "be 0 for features of tokens", config.patch_dropout)
@@ -271,6 +273,11 @@ def _weights(weights: Any, count: int) -> tuple[float, ...]:
     rule = f"be a number of at least 0, or {count} of them, one for each of features"
     require(holds, "feature_weights", rule, weights)
     return values
+
+
+def _is_of_tokens(features) -> bool:
+    """Whether a layer's output has an axis of tokens; a block that merges them has two outputs."""
+    return isinstance(features, list | tuple) or len(features.shape) > 2
 
 
 def _cross_entropy(y, logits):

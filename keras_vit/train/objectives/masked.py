@@ -13,8 +13,8 @@ class Masked(Objective):
     """An objective that hides patches of each image from the vit, and predicts them.
 
     Outputs are "mask" `(B, N)`, which is 1 for each patch that is hidden, and what the subclass
-    predicts. It refuses a stem, which sees pixels beyond a patch's border, and `patch_dropout`,
-    which drops the patches that are to be predicted.
+    predicts. It refuses a stem, which sees pixels beyond a patch's border, and `patch_dropout`
+    and `token_merging`, which drop and merge the patches that are to be predicted.
     """
 
     def _check_vit(self, vit: ViT) -> None:
@@ -24,6 +24,8 @@ class Masked(Objective):
         rule = "be False, because shifted copies show the pixels of neighboring patches"
         refuse(vit.config.patch_shift, "patch_shift", rule, vit.config.patch_shift)
         refuse(vit.config.patch_dropout, "patch_dropout", "be 0", vit.config.patch_dropout)
+        rule = "be 0, because every patch is predicted"
+        refuse(vit.config.token_merging, "token_merging", rule, vit.config.token_merging)
         count = vit.config.num_patches
         refuse(count < 2, "image_size", "hold at least two patches", vit.config.image_size)
 

@@ -263,6 +263,7 @@ PLAIN: dict[str, tuple] = {
     "position_embedding": ("learned",),
     "final_norm": ("before_pooling",),
     "classifier_activation": (None,),
+    "token_merging": (0,),
 }
 
 

@@ -194,6 +194,7 @@ TIMM = Format(
         "position_embedding": ("learned", "none"),
         "representation_size": (None,),
         "classifier_activation": (None,),
+        "token_merging": (0,),
     },
     limits=(
         STANDARD_HEADS,

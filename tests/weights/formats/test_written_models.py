@@ -86,6 +86,7 @@ TRAINING = {
     "drop_path": 0.1,
     "patch_dropout": 0.1,
     "rope_rescale": 2.0,
+    "token_merging_schedule": "decreasing",  # merges nothing by itself
 }
 CHANGES = {
     "image_size": [(40, 16), (24, 48), (16, 64)],
@@ -130,6 +131,7 @@ CHANGES = {
     "num_classes": [0, 2],
     "head_bias": [None],
     "classifier_activation": ["softmax"],
+    "token_merging": [1],
     **{name: [] for name in PIXELS | TRAINING},  # changed together, below
 }
 """Other values of each field, or a value and what it needs beside it."""
