@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from keras_vit.export.saved_model.export import export_saved_model
     from keras_vit.export.sensitivity import quantization_sweep
     from keras_vit.export.tflite.export import export_tflite
+    from keras_vit.model_weights import with_token_merging
     from keras_vit.weights.load import from_pretrained
     from keras_vit.weights.push import push_to_hub
     from keras_vit.weights.save import save_pretrained
@@ -93,6 +94,7 @@ __all__ = [
     "vit_7b16",
     "vit_so400m14",
     "vit_ti16",
+    "with_token_merging",
 ]
 
 # What reads, writes and exports models is imported on first use.
@@ -109,6 +111,7 @@ _LATER = {
     "runtime": "keras_vit",
     "save_pretrained": "keras_vit.weights.save",
     "train": "keras_vit",
+    "with_token_merging": "keras_vit.model_weights",
 }
 
 

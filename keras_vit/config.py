@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_vit.config_docs import documented
+from keras_vit.config_merging import check_merging, merged_tokens
 from keras_vit.config_names import check_names, pooling_hint
 from keras_vit.config_rules import (
     ATTENTION_POSITIONS,
     CHOICES,
     FLAGS,
     LIMITS,
-    MAX_DEPTH,
     MAX_FIXED_TABLE,
     MAX_PATCHES,
     MAX_SIZE,
@@ -24,6 +24,7 @@ from keras_vit.config_rules import (
     is_number,
     require,
 )
+from keras_vit.config_stem import check_stem
 
 
 @documented
@@ -194,6 +195,12 @@ class ViTConfig:
     patch_dropout: float = 0.0
     """Fraction of the patch tokens that are dropped in training."""
 
+    # -- fewer tokens
+    token_merging: int = 0
+    """r: each block merges the r most similar pairs of patch tokens (ToMe), in training too."""
+    token_merging_schedule: str = "constant"
+    """"constant": r in each block; "decreasing": from 2 r in the first block to 0 in the last."""
+
     # -- preprocessing: from an image to the pixels that the model was trained on
     resize_method: str = "bilinear"
     """"nearest", "bilinear", "bicubic" or "lanczos", with antialiasing."""
@@ -215,11 +222,12 @@ class ViTConfig:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_types()
-        self._check_stem()
+        check_stem(self)
         self._check_encoder()
         self._check_tokens()
         self._check_output()
         self._check_pixels()
+        check_merging(self)
 
     # -- derived values
 
@@ -277,6 +285,11 @@ class ViTConfig:
     def num_tokens(self) -> int:
         """T, the length of the sequence."""
         return self.num_prefix_tokens + self.num_patches
+
+    @property
+    def merged_tokens(self) -> tuple[int, ...]:
+        """How many tokens each block merges, which is at most half of its patch tokens."""
+        return merged_tokens(self)
 
     @property
     def position_table(self) -> str | None:
@@ -357,25 +370,6 @@ class ViTConfig:
             rule = "be one of " + ", ".join(map(repr, known))
             rule += pooling_hint(self.pooling) * (name == "pooling")
             self._check(name, rule, lambda v, known=known: isinstance(v, str | None) and v in known)
-
-    def _check_stem(self) -> None:
-        self._check("stem_epsilon", "be a positive number", lambda v: is_number(v) and v > 0)
-        v, units = self.stem_depths, MAX_DEPTH
-        counts = isinstance(v, tuple) and all(is_int(depth) and depth > 0 for depth in v)
-        rule = f"be a tuple of positive ints, at most {units} in sum, and () without a stem"
-        require(counts and sum(v) <= units and (self.stem or not v), "stem_depths", rule, v)
-        if not self.stem:
-            return
-        stages, conv = len(self.stem_stages), self.stem == "conv"
-        rule = "be even in height and width for stem='conv'"
-        self._check("patch_size", rule, lambda v: stages > 0 or not conv)
-        most, unit = MAX_SIZE // 2 ** (stages - 1 if conv else stages + 1), 16 if conv else 32
-        rule = f"be a multiple of {unit}, at most {most} with {stages} stages"
-        self._check("stem_width", rule, lambda v: v % unit == 0 and v <= most)
-        self._check("ignore_remainder", f"be False with stem={self.stem!r}", lambda v: not v)
-        fits = all(side % self.stem_stride == 0 for side in self.patch_size)
-        rule = f"be a multiple of {self.stem_stride}, the stride of the stem"
-        require(fits, "patch_size", rule, self.patch_size)
 
     def _check_encoder(self) -> None:
         rule = f"divide width={self.width} unless head_dim is given"

@@ -32,6 +32,7 @@ CHOICES = {
     "final_norm": ("before_pooling", "after_pooling", "none"),
     "head_init": ("zeros", "truncated_normal"),
     "resize_method": RESIZE_METHODS,
+    "token_merging_schedule": ("constant", "decreasing"),
 }
 """The fields that take one of a few values."""
 

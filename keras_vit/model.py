@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vit import attention_positions, layers
 from keras_vit.config import ViTConfig
+from keras_vit.config_merging import wanted_tokens
 from keras_vit.deferred import deferred
 from keras_vit.layers import composite
 from keras_vit.layers.rms_norm import norm_class
@@ -32,6 +33,7 @@ class ViT(keras.Model):
     z_0 = LN([...] + E_pos). `norm="rms"`: every LN is an RMSNorm. Rotary positions need no E_pos:
     MSA rotates queries and keys by their patch's position. `patch_shift`: x_p of Eq. 1 is a patch
     of the image and of its shifted copies. `score_diagonal=False`: no token attends to itself.
+    `token_merging`: between Eq. 2 and 3, z' has fewer tokens in each block.
 
     Shapes: B batch, H x W pixels, C channels, T tokens, D width, K classes.
 
@@ -79,8 +81,8 @@ class ViT(keras.Model):
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         images = keras.Input(config.input_shape, name="images")
         z = _embed(images, config, policy)  # Eq. 1
-        z = _encode(z, config, policy)  # Eq. 2 and 3
-        y = _pool(z, config, policy)  # Eq. 4
+        z, sizes = _encode(z, config, policy)  # Eq. 2 and 3
+        y = _pool(z, sizes, config, policy)  # Eq. 4
         super().__init__(inputs=images, outputs=_head(y, config, policy), name=name)
         self.trainable = trainable  # Keras' constructor does not pass it on to the layers
         self.config = config
@@ -378,14 +380,22 @@ def _embed(images, config: ViTConfig, policy):
 
 
 def _encode(z, config: ViTConfig, policy):
-    """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly."""
+    """Eq. 2 and 3, once per block; the rate of stochastic depth rises linearly.
+
+    Returns the tokens, and how many patches each stands for if blocks merge them, or None.
+    """
     rates = np.linspace(0.0, config.drop_path, config.depth).tolist()
     rope = attention_positions.rotary(config)
-    scale: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if rope and config.rope_rescale:
         rescale = layers.RotaryRescale(config.rope_rescale, dtype=policy, name="rope_rescale")
-        scale["rope_scale"] = rescale(z)
-    for i, drop_path in enumerate(rates):
+        more["rope_scale"] = rescale(z)
+    sizes, merged = None, [None] * config.depth
+    if config.token_merging:
+        merged = wanted_tokens(config)
+    for i, (drop_path, count) in enumerate(zip(rates, merged, strict=True)):
+        if sizes is not None:
+            more["token_sizes"] = sizes
         z = layers.EncoderBlock(
             config.width,
             config.num_heads,
@@ -410,13 +420,17 @@ def _encode(z, config: ViTConfig, policy):
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
             drop_path=drop_path,
+            token_merging=count,
+            num_prefix_tokens=0 if count is None else config.num_prefix_tokens,
             dtype=policy,
             name=f"encoder_block_{i}",
-        )(z, **scale)  # (B, T, D)
-    return z
+        )(z, **more)  # (B, T, D)
+        if count is not None:
+            z, sizes = z  # (B, T - r, D)
+    return z, sizes
 
 
-def _pool(z, config: ViTConfig, policy):
+def _pool(z, sizes, config: ViTConfig, policy):
     """Eq. 4: y = LN(z_L^0), or LN and another pooling, in either order."""
     cls = norm_class(config.norm)
     norm = cls(epsilon=config.norm_epsilon, dtype=policy, name="encoder_norm")
@@ -438,7 +452,7 @@ def _pool(z, config: ViTConfig, policy):
             num_prefix_tokens=config.num_prefix_tokens,
             dtype=policy,
             name="pooling",
-        )(y)  # (B, D)
+        )(y, **({} if sizes is None else {"token_sizes": sizes}))  # (B, D)
     return norm(y) if config.final_norm == "after_pooling" else y
 
 

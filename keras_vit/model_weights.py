@@ -1,4 +1,4 @@
-"""The weights of a model: their shapes without one, their values, and a copy in float32."""
+"""The weights of a model: their shapes without one, their values, and copies of a model."""
 
 import functools
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.deferred import deferred
+from keras_vit.layers import composite
 from keras_vit.model import ViT
 
 
@@ -58,10 +59,53 @@ def float32_copy(model: ViT, values: Mapping[str, np.ndarray] | None = None) -> 
         model: The model.
         values: What `merged_weights` returned at some time; None means now.
     """
-    values = merged_weights(model) if values is None else values
+    return _filled(model.config, model.name, "float32", values or merged_weights(model))
+
+
+def with_token_merging(model: ViT, token_merging: int, schedule: str | None = None) -> ViT:
+    """The same model with another number of merged tokens, which no weight depends on.
+
+    Fewer tokens take less time, in training too. A trained model needs no further training:
+    measure what it loses (`docs/speed.md`).
+
+    Args:
+        model: A `ViT`, not quantized. LoRA is merged.
+        token_merging: r, the tokens that each block merges; 0 for none.
+        schedule: "constant" or "decreasing", as `ViTConfig.token_merging_schedule`; None keeps
+            the model's.
+
+    Returns:
+        A copy that is not compiled, or the model itself if it merges these tokens already.
+
+    Reference:
+        arXiv 2210.09461.
+
+    Example:
+
+    >>> faster = keras_vit.with_token_merging(model, 8)
+    >>> faster.config.merged_tokens
+    (8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8)
+    """
+    schedule = schedule or model.config.token_merging_schedule
+    config = model.config.replace(token_merging=token_merging, token_merging_schedule=schedule)
+    if config == model.config:
+        return model
+    for layer in model._flatten_layers():
+        if getattr(layer, "quantization_mode", None):
+            raise ValueError(
+                "model must not be quantized: change the float model, and quantize the copy. "
+                f"Received: {layer.quantization_mode} in layer {layer.path!r}"
+            )
+    copy = _filled(config, model.name, model.dtype_policy, merged_weights(model))
+    copy.trainable = model.trainable
+    composite.set_trainable_parts(copy, composite.trainable_parts(model))
+    return copy
+
+
+def _filled(config: ViTConfig, name: str, dtype: Any, values: Mapping[str, np.ndarray]) -> ViT:
     with deferred() as weights:
-        copy = ViT(model.config, name=model.name, dtype="float32")
-    for weight in copy.weights:
+        model = ViT(config, name=name, dtype=dtype)
+    for weight in model.weights:
         weights.fill(weight, values[weight.path])
     weights.initialize_rest()
-    return copy
+    return model

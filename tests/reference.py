@@ -17,8 +17,13 @@ def forward(config, weights, images):
     """
     w = {path: np.asarray(value, "float64") for path, value in weights.items()}
     z = embed(config, w, np.asarray(images, "float64"))
-    for i in range(config.depth):
-        z = block(config, _under(w, f"encoder_block_{i}/"), z)
+    if config.token_merging:
+        z, sizes = merged(config, w, z)
+        if config.pooling in ("mean", "mean_all", "token_mean"):  # a token for each patch again
+            z = repeated(z, sizes)
+    else:
+        for i in range(config.depth):
+            z = block(config, _under(w, f"encoder_block_{i}/"), z)
     eps = config.norm_epsilon
     if config.final_norm == "before_pooling":
         z = norm(z, _under(w, "encoder_norm/"), eps)  # Eq. 4
@@ -201,11 +206,11 @@ def positions(config, w):
     return np.zeros((1, config.width))
 
 
-def block(config, w, z):
+def block(config, w, z, size=None, seen=None, between=lambda z: z):
     eps = config.norm_epsilon
 
     def attend(x):
-        x = attention(config, _under(w, "attention/"), x)
+        x = attention(config, _under(w, "attention/"), x, size, seen)
         return x * w.get("attention_scale/gamma", 1.0)
 
     def mlp(x):
@@ -222,17 +227,77 @@ def block(config, w, z):
 
     norm_1, norm_2 = _under(w, "attention_norm/"), _under(w, "mlp_norm/")
     if config.block_norm == "pre":
-        z = attend(norm(z, norm_1, eps)) + z  # Eq. 2
+        z = between(attend(norm(z, norm_1, eps)) + z)  # Eq. 2
         return mlp(norm(z, norm_2, eps)) + z  # Eq. 3
     if config.block_norm == "res_post":
-        z = norm(attend(z), norm_1, eps) + z
+        z = between(norm(attend(z), norm_1, eps) + z)
         return norm(mlp(z), norm_2, eps) + z
-    z = norm(attend(z) + z, norm_1, eps)
+    z = between(norm(attend(z) + z, norm_1, eps))
     return norm(mlp(z) + z, norm_2, eps)
 
 
-def attention(config, w, z):
-    """Eq. 5-8, one head after the other."""
+def merged(config, w, z):
+    """Eq. 2 and 3 with token merging between them, arXiv 2210.09461, one image after the other.
+
+    Returns lists of the images' tokens and of their sizes.
+    """
+    rows, sizes = [], []
+    for image in z:
+        tokens, size = image, np.ones(len(image))
+        for i in range(config.depth):
+            tokens, size = merged_block(config, _under(w, f"encoder_block_{i}/"), i, tokens, size)
+        rows.append(tokens)
+        sizes.append(size)
+    return np.stack(rows), np.stack(sizes)
+
+
+def merged_block(config, w, i, tokens, size):
+    keys = []
+    z = block(config, w, tokens[None], size, keys, lambda x: merge(config, i, x, size, keys))
+    return z[0], config_sizes(config, i, size, keys)
+
+
+def merge(config, i, x, size, keys):
+    """What is left of the tokens of one image, [1, T, D]."""
+    groups = merge_groups(config, i, len(size), keys)
+    rows = [np.average(x[0, group], axis=0, weights=size[group]) for group in groups]
+    return np.stack(rows)[None]
+
+
+def config_sizes(config, i, size, keys):
+    return np.array([size[group].sum() for group in merge_groups(config, i, len(size), keys)])
+
+
+def merge_groups(config, i, count, keys):
+    """The old tokens in each new one: Section 3, "Bipartite Soft Matching", an edge at a time."""
+    metric = np.mean([k[0] for k in keys], axis=0)  # over the heads
+    r, depth, k = config.token_merging, config.depth, config.num_prefix_tokens
+    if config.token_merging_schedule == "decreasing":
+        r = int(np.floor(2 * r * (1 - i / (depth - 1)) + 1e-9))
+    r = min(r, (count - k) // 2)
+    patches = range(k, count)
+    even, odd = [p for p in patches if p % 2 == 0], [p for p in patches if p % 2 == 1]
+    edges = []
+    for p in even:
+        similar = [
+            metric[p] @ metric[q] / np.linalg.norm(metric[p]) / np.linalg.norm(metric[q])
+            for q in odd
+        ]
+        edges.append((max(similar, default=0), p, odd[int(np.argmax(similar))] if odd else None))
+    chosen = {p: q for _, p, q in sorted(edges, key=lambda edge: -edge[0])[:r]}
+    groups = [[p] for p in range(k)] + [[p] for p in even if p not in chosen]
+    return groups + [[q, *(p for p in chosen if chosen[p] == q)] for q in odd]
+
+
+def repeated(z, sizes):
+    """Each token as often as its size says, so that a plain mean over patches is theirs."""
+    return np.stack(
+        [np.repeat(x, np.round(n).astype(int), axis=0) for x, n in zip(z, sizes, strict=True)]
+    )
+
+
+def attention(config, w, z, size=None, seen=None):
+    """Eq. 5-8, one head after the other; `size` is of merged tokens, `seen` gets the keys."""
     heads = []
     for h in range(config.num_heads):
         q, k, v = (
@@ -251,6 +316,10 @@ def attention(config, w, z):
         scores = scale * q @ k.transpose(0, 2, 1) + relative(config, w, scale * q, h)
         if not config.score_diagonal:
             scores = np.where(np.eye(config.num_tokens), -np.inf, scores)
+        if size is not None:  # as if a token were there as often as its size says
+            scores = scores + np.log(size)
+        if seen is not None:
+            seen.append(k)
         a = softmax(scores)  # Eq. 6
         heads.append(a @ v)  # Eq. 7
     joined = np.concatenate(heads, axis=-1)
@@ -306,7 +375,7 @@ def relative(config, w, q, h):
     """What the scores of head h get for each pair of tokens; `q` is scaled already."""
     kind, (gh, gw), k = config.attention_positions, config.grid, config.num_prefix_tokens
     w = _under(w, "relative_positions/")
-    tokens = config.num_tokens
+    tokens = q.shape[1]
     scores = np.zeros((len(q), tokens, tokens))
     for i in range(tokens) if w else ():
         for j in range(tokens):

@@ -11,7 +11,7 @@ Each rule here is an identity, so the folded model equals the model up to roundi
   gains all heads share, a learned one becomes a gain of the normalized queries.
 - Softmax ignores what is equal for all keys, so the bias of the keys is dropped. With q/k norms,
   the offset of the keys is dropped, and their gain moves into the queries. Neither holds for keys
-  that are rotated by their position.
+  that are rotated by their position, or by which tokens are merged.
 - Rotary positions rotate pairs of numbers. Queries and keys are reordered alike, so that a pair is
   always i and i + d/2.
 - What attention adds to its scores for two tokens' positions is computed beforehand, except what
@@ -89,7 +89,8 @@ def fold(model: ViT) -> Folded:
         read = _read_by(head, final_norm)
         feature_gain = Gain(read.name, read.scale, read.offset)
         final_norm, head = _bare(final_norm), _behind(read, head)
-    blocks = (to_float32(_block(block)) for block in model.blocks)  # one at a time in float64
+    # One at a time in float64.
+    blocks = (to_float32(_block(block, config.token_merging > 0)) for block in model.blocks)
     # Attention pooling reads the stream itself if no norm comes before it.
     normed = final_norm and not (pool and config.final_norm == "after_pooling")
     # Whether only norms read the residual stream, which ignore its mean.
@@ -179,7 +180,8 @@ def _tokens(layers, config: ViTConfig) -> tuple[np.ndarray | None, np.ndarray]:
     return positions, prefix
 
 
-def _block(block) -> Block:
+def _block(block, merging: bool) -> Block:
+    """An encoder block; with `merging`, its keys are kept as they are."""
     attention = block.attention
     query, key, value = (
         _dense(dense, split=1)
@@ -218,7 +220,7 @@ def _block(block) -> Block:
     if attention.qk_norm:
         query_norm, key_norm = _norm(attention.query_norm), _norm(attention.key_norm)
         # Keys that are rotated, and those of offsets, do not have this gain.
-        movable = not rotation and offset_keys is None
+        movable = not (rotation or merging) and offset_keys is None
         gain = key_norm.scale if movable else np.ones_like(key_norm.scale)  # (d,)
         gain = np.multiply.outer(scale, gain)  # (h, d) or (d,)
         gain = gain[:, None] if learned else gain
@@ -228,7 +230,7 @@ def _block(block) -> Block:
         key_norm = _bare(key_norm) if movable else key_norm
     else:
         query = _scaled(query, np.repeat(scale, attention.key_dim) if learned else scale)
-        key = key if rotation else _without_bias(key)
+        key = key if rotation or merging else _without_bias(key)
     if rotation and attention.rotary.pairs == "neighbors":
         query, key, query_norm, key_norm = (
             part and _halves(part, attention.key_dim) for part in (query, key, query_norm, key_norm)

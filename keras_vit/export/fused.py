@@ -7,14 +7,17 @@ import keras
 import numpy as np
 
 from keras_vit.classifier import takes_classifier
-from keras_vit.export.fold import fold
+from keras_vit.export.fold import check_model, fold
 from keras_vit.export.saved_model.operators import compile_graph
+from keras_vit.export.verify import merging_model
 from keras_vit.model import ViT
 from keras_vit.preprocessing import model_input
 
 
 @takes_classifier
-def fused(model: ViT, dtype: str = "float32") -> Callable[..., np.ndarray]:
+def fused(
+    model: ViT, dtype: str = "float32", *, token_merging: int | None = None
+) -> Callable[..., np.ndarray]:
     """The model as a function for fast inference on TensorFlow, whatever backend Keras runs on.
 
     The function keeps the weights that the model has now: later training does not change it.
@@ -23,6 +26,8 @@ def fused(model: ViT, dtype: str = "float32") -> Callable[..., np.ndarray]:
         model: A `ViT`, not quantized.
         dtype: "float32", or "bfloat16" for processors that multiply it (AVX512-BF16, AMX). In
             bfloat16, logits differ by about a hundredth of their range.
+        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
+            the config's. Measure what it costs: nothing compares it with the model.
 
     Returns:
         `predict(images, batch_size=32)`, from images `(B, H, W, C)`, an array or a tensor, to the
@@ -34,6 +39,8 @@ def fused(model: ViT, dtype: str = "float32") -> Callable[..., np.ndarray]:
     >>> predict = keras_vit.fused(model, dtype="bfloat16")
     >>> predict(images).argmax(-1)
     """
+    check_model(model)
+    model = merging_model(model, token_merging)
     run = compile_graph(fold(model), dtype, constants=dtype == "bfloat16").run
     config, shape = model.config, model.config.input_shape
 

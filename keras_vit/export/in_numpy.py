@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vit.export.fold_stem import Convolution, GroupNorm, same_padding
 from keras_vit.export.folded import Gain, Norm, Product, Rotation
+from keras_vit.layers.token_merging import LEAST_SQUARE, halves
 
 _erf = np.vectorize(math.erf, otypes=["float64"])
 
@@ -107,6 +108,36 @@ class NumpyOperators:
         scores = scores if bias is None else scores + bias
         z = self.activate(scores, "softmax") @ v  # (B, h, T, d)
         return z.swapaxes(1, 2).reshape(len(rows_of), -1)  # (B * T, h * d)
+
+    def merge(
+        self, x: np.ndarray, k: np.ndarray, sizes: np.ndarray | None, start: int, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens = k.shape[2]
+        x = self.by_image(x, tokens)  # (B, T, D)
+        sizes = np.ones(x.shape[:2]) if sizes is None else sizes
+        m = k.mean(1)  # (B, T, d)
+        m = m / np.sqrt(np.maximum((m * m).sum(-1, keepdims=True), LEAST_SQUARE))
+        a, b = halves(start, tokens)
+        merged = []
+        for x_i, s_i, m_i in zip(x, sizes, m, strict=True):
+            scores = m_i[a] @ m_i[b].T
+            order = np.argsort(-scores.max(1), kind="stable")
+            target = b[scores.argmax(1)]  # of each token in a
+            sums, s_i = x_i * s_i[:, None], s_i.copy()
+            for place in order[:count]:
+                sums[target[place]] += sums[a[place]]
+                s_i[target[place]] += s_i[a[place]]
+            kept = np.concatenate([np.arange(start), a[np.sort(order[count:])], b])
+            merged.append((sums[kept] / s_i[kept, None], s_i[kept]))
+        x, sizes = (np.stack(part) for part in zip(*merged, strict=True))
+        return x.reshape(-1, x.shape[-1]), sizes
+
+    def size_bias(self, sizes: np.ndarray) -> np.ndarray:
+        return np.log(sizes)[:, None, None]
+
+    def mean_by_size(self, x: np.ndarray, sizes: np.ndarray, start: int, total: int) -> np.ndarray:
+        x = self.by_image(x, sizes.shape[1])[:, start:]
+        return (x * sizes[:, start:, None]).sum(1) / total
 
     def weigh(self, scores: np.ndarray, values: np.ndarray, start: int, tokens: int) -> np.ndarray:
         heads = scores.shape[-1]

@@ -100,6 +100,20 @@ class Operators(Protocol):
         many rows as the result, for a target that needs to see them.
         """
 
+    def merge(self, x: Any, k: Any, sizes: Any, start: int, count: int) -> tuple[Any, Any]:
+        """Merges each image's `count` most similar pairs of tokens: `layers/token_merging.py`.
+
+        Tokens from `start` on are matched in float32, by the mean over heads of their keys
+        (B, h, T, d). `sizes` (B, T) in float32 says how many patches each stands for; None means
+        one. From `x` (B * T, D) to (B * (T - count), D), and the sizes (B, T - count).
+        """
+
+    def size_bias(self, sizes: Any) -> Any:
+        """The logarithm of sizes (B, T) as what is added to scores, (B, 1, 1, T)."""
+
+    def mean_by_size(self, x: Any, sizes: Any, start: int, total: int) -> Any:
+        """`mean`, weighted by `sizes` (B, T), whose sum from `start` on is `total`: (B, D)."""
+
     def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
         """The mean of each image's tokens from `start` on, weighted by softmax over tokens.
 
@@ -184,7 +198,7 @@ class Program:
 
     def head_input(self, images: Any) -> Any:
         """Images (B, H, W, C) to what the folded head reads: (B, R), or (B * T, R) unpooled."""
-        return self.pool(self.encode(self.embed(images)))
+        return self.pool(*self.encode(self.embed(images)))
 
     def logits(self, x: Any) -> Any:
         """Logits (B, K), or (B, T, K) where the model does not pool."""
@@ -233,32 +247,55 @@ class Program:
             x = self._unit(x, unit)
         return ops.from_map(x)
 
-    def encode(self, x: Any) -> Any:
-        """Eq. 2 and 3, block by block: tokens (B * T, D) to (B * T, D).
+    def encode(self, x: Any) -> tuple[Any, Any]:
+        """Eq. 2 and 3, block by block: tokens (B * T, D) to (B * T', D), and their sizes.
 
         Where only the first token is read afterwards, the last block computes only that: (B, D).
+        Sizes (B, T') are None where no block merges tokens, and T' is T.
         """
-        *blocks, last = self.folded.blocks
-        for block in blocks:
-            x = self.block(x, block)  # (B * T, D)
-        x = self.block(x, last, first_only=self.config.pooling == "token")
-        return self.ops.to_float32(x)
+        config, tokens, sizes = self.config, self.config.num_tokens, None
+        last = config.depth - 1
+        for i, (block, count) in enumerate(
+            zip(self.folded.blocks, config.merged_tokens, strict=True)
+        ):
+            if i == last and config.pooling == "token":
+                x, _ = self.block(x, block, tokens, sizes, first_only=True)  # (B, D)
+            else:
+                x, sizes = self.block(x, block, tokens, sizes, count)  # (B * T, D)
+            tokens -= count
+        return self.ops.to_float32(x), sizes
 
-    def block(self, x: Any, block: Block, *, first_only: bool = False) -> Any:
-        """Eq. 2 and 3 of one block: (B * T, D) to (B * T, D), or with `first_only` to (B, D)."""
+    def block(
+        self,
+        x: Any,
+        block: Block,
+        tokens: int,
+        sizes: Any = None,
+        count: int = 0,
+        *,
+        first_only: bool = False,
+    ) -> tuple[Any, Any]:
+        """Eq. 2 and 3 of one block, with `count` tokens merged between them.
+
+        From (B * T, D) to (B * (T - count), D), or with `first_only` to (B, D), and their sizes.
+        """
         ops, place = self.ops, self.config.block_norm
         with ops.scope(block.name):
             z = ops.norm(x, block.attention_norm) if place == "pre" else x
-            q, k, v = self._query_key_value(z, block, first_only)
-            x = self._first(x) if first_only else x
+            q, k, v = self._query_key_value(z, block, tokens, first_only)
+            x = ops.token(x, 0, tokens) if first_only else x
             with ops.scope(f"{block.name}/attention"):
                 bias = self._score_bias(q, block, first_only)
+                bias = bias if sizes is None else ops.size_bias(sizes)
                 z = ops.attend(q, k, v, rows_of=x, bias=bias)  # (B * T, h * d)
             z = ops.norm(z, block.attention_inner_norm) if block.attention_inner_norm else z
             z = ops.product(z, block.output)  # (B * T, D)
             z = ops.norm(z, block.attention_norm) if place == "res_post" else z
             x = ops.add(z, x)  # (B * T, D), Eq. 2
             x = ops.norm(x, block.attention_norm) if place == "post" else x
+            if count:
+                with ops.scope(f"{block.name}/token_merging"):
+                    x, sizes = ops.merge(x, k, sizes, self.config.num_prefix_tokens, count)
 
             z = ops.norm(x, block.mlp_norm) if place == "pre" else x
             with ops.scope(f"{block.name}/mlp"):
@@ -266,20 +303,20 @@ class Program:
             z = ops.product(z, block.mlp_2)  # (B * T, D)
             z = ops.norm(z, block.mlp_norm) if place == "res_post" else z
             x = ops.add(z, x)  # (B * T, D), Eq. 3
-            return ops.norm(x, block.mlp_norm) if place == "post" else x
+            return ops.norm(x, block.mlp_norm) if place == "post" else x, sizes
 
-    def pool(self, x: Any) -> Any:
-        """Eq. 4, and the Dense and tanh before the head: tokens (B * T, D) to (B, R)."""
+    def pool(self, x: Any, sizes: Any = None) -> Any:
+        """Eq. 4, and the Dense and tanh before the head: what `encode` returns to (B, R)."""
         ops, config, folded = self.ops, self.config, self.folded
         if folded.final_norm and config.final_norm == "before_pooling":
             x = ops.norm(x, folded.final_norm)
         if config.pooling in ("mean", "mean_all"):
             start = config.num_prefix_tokens if config.pooling == "mean" else 0
             with ops.scope("pooling"):
-                x = ops.mean(x, start, config.num_tokens)  # (B, D)
+                x = self._mean(x, sizes, start)  # (B, D)
         if config.pooling in ("token_pair", "token_mean"):
             with ops.scope("pooling"):
-                x = ops.concat([self._first(x), self._second(x)])  # (B, 2 * D)
+                x = ops.concat([ops.token(x, 0, self._left), self._second(x, sizes)])  # (B, 2 * D)
         if folded.attention_pool:
             x = self._attention_pool(x, folded.attention_pool)  # (B, D)
         if folded.final_norm and config.final_norm == "after_pooling":
@@ -304,12 +341,14 @@ class Program:
         convolution, norm = step
         return self.ops.group_norm(self.ops.convolve(x, convolution), norm)
 
-    def _query_key_value(self, z: Any, block: Block, first_only: bool) -> tuple[Any, Any, Any]:
+    def _query_key_value(
+        self, z: Any, block: Block, tokens: int, first_only: bool
+    ) -> tuple[Any, Any, Any]:
         """Each (B, h, T, d); with `first_only` the query is (B, h, 1, d)."""
-        ops, tokens, heads = self.ops, self.config.num_tokens, self.config.num_heads
+        ops, heads = self.ops, self.config.num_heads
         with ops.scope(f"{block.name}/attention"):
             if first_only:
-                (q,) = ops.heads(self._first(z), [block.query], 1, heads)
+                (q,) = ops.heads(ops.token(z, 0, tokens), [block.query], 1, heads)
                 k, v = ops.heads(z, [block.key, block.value], tokens, heads)
             else:
                 q, k, v = ops.heads(z, [block.query, block.key, block.value], tokens, heads)
@@ -369,15 +408,22 @@ class Program:
         bias = self.ops.offset_scores(q, name, keys)
         return bias if mask is None else self.ops.add(bias, mask)
 
-    def _first(self, x: Any) -> Any:
-        return self.ops.token(x, 0, self.config.num_tokens)
+    @property
+    def _left(self) -> int:
+        """The number of tokens after the last block."""
+        return self.config.num_tokens - sum(self.config.merged_tokens)
 
-    def _second(self, x: Any) -> Any:
+    def _second(self, x: Any, sizes: Any) -> Any:
         """What is read beside the class token."""
-        config = self.config
-        if config.pooling == "token_pair":
-            return self.ops.token(x, 1, config.num_tokens)
-        return self.ops.mean(x, config.num_prefix_tokens, config.num_tokens)
+        if self.config.pooling == "token_pair":
+            return self.ops.token(x, 1, self._left)
+        return self._mean(x, sizes, self.config.num_prefix_tokens)
+
+    def _mean(self, x: Any, sizes: Any, start: int) -> Any:
+        """The mean over the patches, and from `start` on tokens before them."""
+        if sizes is None:
+            return self.ops.mean(x, start, self._left)
+        return self.ops.mean_by_size(x, sizes, start, self.config.num_tokens - start)
 
     def _by_image(self, x: Any) -> Any:
         if self.config.pooling is not None:

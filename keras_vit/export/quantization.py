@@ -139,5 +139,8 @@ class _Names:
         self.found.append(joined(products).name)
         return [None] * len(products)
 
+    def merge(self, *_: Any) -> tuple[None, None]:
+        return None, None
+
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None

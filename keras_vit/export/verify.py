@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.model import ViT
-from keras_vit.model_weights import float32_copy
+from keras_vit.model_weights import float32_copy, with_token_merging
 from keras_vit.preprocessing import check_normalized, most_pixels, normalize, preprocess
 from keras_vit.runtime.base import Runtime
 from keras_vit.runtime.saved_model import SavedModelRuntime
@@ -54,6 +54,11 @@ class Verification:
 def float32_model(model: ViT) -> ViT:
     """The model itself if it computes in float32, else a copy that does."""
     return model if model.compute_dtype == "float32" else float32_copy(model)
+
+
+def merging_model(model: ViT, token_merging: int | None) -> ViT:
+    """The model that merges as many tokens: itself where that is None."""
+    return model if token_merging is None else with_token_merging(model, token_merging)
 
 
 def generated_images(config: ViTConfig, count: int = sum(BATCHES)) -> np.ndarray:

@@ -21,6 +21,7 @@ from keras_vit.layers.resnet_stem import Bottleneck, ResNetStem, StdConv2D
 from keras_vit.layers.rms_norm import RMSNormalization
 from keras_vit.layers.rotary import RotaryEmbedding
 from keras_vit.layers.rotary_rescale import RotaryRescale
+from keras_vit.layers.token_merging import TokenMerging
 
 __all__ = [
     "MLP",
@@ -46,4 +47,5 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryRescale",
     "StdConv2D",
+    "TokenMerging",
 ]

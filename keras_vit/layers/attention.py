@@ -39,6 +39,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
     - `inner_norm` applies a LayerNorm to [SA_1(z); ...; SA_h(z)] (arXiv 2210.06423).
     - `output_bias` sets the bias of the output projection alone, and `key_bias=False` removes that
       of the keys.
+    - `token_sizes` adds the logarithm of a token's size to its scores, as if it were there that many
+      times (proportional attention, arXiv 2210.09461).
     - `rope` rotates each head's queries and keys by their patch's position (`RotaryEmbedding`).
     - `score_scale="learned"` replaces the 1 / sqrt(d) of Eq. 6 by a weight of each head, which
       starts there. `score_diagonal=False` masks A_ii: no token attends to itself. Both together are
@@ -61,10 +63,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
 
     Call arguments:
         Those of `keras.layers.MultiHeadAttention`; `query` and `value` are `(B, T, D)`. And
-        `rope_scale`, the factor of a `RotaryRescale`, or None.
+        `rope_scale`, the factor of a `RotaryRescale`, or None; `token_sizes`, ints `(B, T)`: how
+        many tokens each one counts for, or None; and `return_keys`.
 
     Returns:
-        `(B, T, D)`, and with `return_attention_scores=True` also the weights `(B, h, T, T)`.
+        `(B, T, D)`, with `return_attention_scores=True` also the weights `(B, h, T, T)`, and with
+        `return_keys=True` also the keys `(B, T, h, d)`, normalized and rotated.
 
     Reference:
         arXiv 2010.11929, Appendix A, Eq. 5-8.
@@ -110,6 +114,8 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             self.key_norm = self._norm("key_norm")
         self.rope = None if rope is None else dict(rope)
         self._rope_scale = None
+        self._token_sizes = self._keys = None
+        self._keeps_keys = False
         if rope is not None:
             self.rotary = RotaryEmbedding(**rope, dtype=self.dtype_policy, name="rotary")
         self.relative = None if relative is None else dict(relative)
@@ -173,8 +179,15 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         training=None,
         use_causal_mask=False,
         rope_scale=None,
+        token_sizes=None,
+        return_keys=False,
     ):
-        self._rope_scale = rope_scale  # Keras' `call` does not pass it on
+        # Keras' `call` does not pass them on.
+        self._rope_scale, self._token_sizes, self._keeps_keys = (
+            rope_scale,
+            token_sizes,
+            return_keys,
+        )
         masks = (query_mask, value_mask, key_mask, attention_mask)
         if (
             (key is not None and key is not value)
@@ -183,7 +196,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             or not self._is_plain()
             or not len(query.shape) == len(value.shape) == 3
         ):
-            return super().call(
+            outputs = super().call(
                 query,
                 value,
                 key=key,
@@ -195,6 +208,7 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
                 training=training,
                 use_causal_mask=use_causal_mask,
             )
+            return self._with_keys(outputs, return_attention_scores) if return_keys else outputs
         _, length, width = ops.shape(query)
         flat = ops.reshape(query, (-1, width))  # (B * T, D)
         heads = (-1, length, self.num_heads, self.key_dim)
@@ -210,7 +224,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         )
         x = ops.reshape(x, (-1, self.num_heads * self.key_dim))  # (B * T, h * d)
         x = ops.reshape(_product(x, self.output_dense, 2), (-1, length, width))  # (B, T, D)
-        return (x, scores) if return_attention_scores else x
+        outputs = (x, scores) if return_attention_scores else x
+        return self._with_keys(outputs, return_attention_scores) if return_keys else outputs
+
+    def _with_keys(self, outputs, with_scores):
+        keys, self._keys = self._keys, None
+        return (*outputs, keys) if with_scores else (outputs, keys)
 
     def _is_plain(self):
         """Whether the layer computes Eq. 5 to 8 from the kernels and biases alone."""
@@ -255,8 +274,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         if self.rope is not None:
             scale, self._rope_scale = self._rope_scale, None
             query, key = self.rotary(query, scale), self.rotary(key, scale)
+        if self._keeps_keys:
+            self._keys, self._keeps_keys = key, False
         dropped = bool(training) and self.dropout > 0
+        sizes, self._token_sizes = self._token_sizes, None
         as_in_keras = self.relative is None and self.score_scale == "fixed" and self.score_diagonal
+        as_in_keras = as_in_keras and sizes is None
         if (attention_mask is not None or kwargs) and as_in_keras:
             return super()._compute_attention(
                 query,
@@ -271,6 +294,10 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         bias = None
         if self.relative is not None:
             bias, mask = self._bias(query, mask), None
+        if sizes is not None:
+            sizes = ops.log(ops.cast(sizes, "float32"))[:, None, None]  # (B, 1, 1, T)
+            bias = sizes if bias is None else ops.add(bias, sizes)
+            bias, mask = bias if mask is None else ops.where(mask, bias, MASKED), None
         # The kernels add the bias in the dtype of the query.
         exact = bias is None or bias.dtype == query.dtype
         if self._has_kernel(query, training) and exact and not (dropped or return_attention_scores):

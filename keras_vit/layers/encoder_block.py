@@ -10,6 +10,7 @@ from keras_vit.layers.composite import Composite
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.rms_norm import norm_class
+from keras_vit.layers.token_merging import TokenMerging
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -51,6 +52,9 @@ class EncoderBlock(Composite):
         dropout: Dropout rate after attention and after each Dense of the MLP.
         attention_dropout: Dropout rate of the attention weights.
         drop_path: Probability that an image skips a branch in training.
+        token_merging: How many tokens a `TokenMerging` merges between attention and MLP; None means
+            that there is none.
+        num_prefix_tokens: Tokens in front, which it does not merge.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -58,9 +62,11 @@ class EncoderBlock(Composite):
         training: Whether to apply dropout.
         return_attention_scores: Whether to return the attention weights too.
         rope_scale: The factor of a `RotaryRescale`, or None.
+        token_sizes: How many patches each token stands for, ints `(B, T)`, or None.
 
     Returns:
         `(B, T, D)`, and if requested the attention weights `(B, h, T, T)`, whose rows sum to 1.
+        With `token_merging=r`, `(B, T - r, D)`, the sizes `(B, T - r)`, and then the weights.
 
     Reference:
         arXiv 2010.11929, Eq. 2 and 3.
@@ -96,6 +102,8 @@ class EncoderBlock(Composite):
         dropout=0.0,
         attention_dropout=0.0,
         drop_path=0.0,
+        token_merging=None,
+        num_prefix_tokens=0,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -132,6 +140,8 @@ class EncoderBlock(Composite):
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.drop_path = drop_path
+        self.token_merging = token_merging
+        self.num_prefix_tokens = num_prefix_tokens
 
         head_dim = key_dim or width // num_heads
         # Glorot's limit for the (D, h * d) matrix. Keras would treat the kernel's three axes as
@@ -178,6 +188,11 @@ class EncoderBlock(Composite):
         # A Dropout with one mask entry per image is stochastic depth.
         self.attention_drop_path = self._drop_path("attention_drop_path")
         self.mlp_drop_path = self._drop_path("mlp_drop_path")
+        self.merging = None
+        if token_merging is not None:
+            self.merging = TokenMerging(
+                token_merging, num_prefix_tokens, dtype=policy, name="token_merging"
+            )
         # The LayerNorms are applied before each branch, after each sum or after each branch.
         self._before, self._after, self._behind = (
             _normed if block_norm == place else _skipped for place in ("pre", "post", "res_post")
@@ -212,34 +227,57 @@ class EncoderBlock(Composite):
         self.built = True
         self._restore_trainable()
 
-    def call(self, x, training=None, return_attention_scores=False, rope_scale=None):
+    def call(
+        self,
+        x,
+        training=None,
+        return_attention_scores=False,
+        rope_scale=None,
+        token_sizes=None,
+    ):
+        merging = self.merging is not None
         z = self._before(self.attention_norm, x)  # (B, T, D)
-        z = self.attention(
+        outputs = self.attention(
             z,
             z,
             training=training,
             return_attention_scores=return_attention_scores,
             rope_scale=rope_scale,
+            token_sizes=token_sizes,
+            return_keys=merging,
         )
-        z, scores = z if return_attention_scores else (z, None)
+        z, *others = outputs if merging or return_attention_scores else (outputs,)
         z = self._behind(self.attention_norm, self.attention_dropout_layer(z, training=training))
         z = self.attention_scale(z)
         x = ops.add(x, self.attention_drop_path(z, training=training))  # Eq. 2
         x = self._after(self.attention_norm, x)
+        if merging:
+            x, sizes = self.merging(x, others.pop(), sizes=token_sizes)  # (B, T - r, D)
+            others.insert(0, sizes)
 
         z = self.mlp(self._before(self.mlp_norm, x), training=training)  # (B, T, D)
         z = self.mlp_scale(self._behind(self.mlp_norm, z))
         x = ops.add(x, self.mlp_drop_path(z, training=training))  # Eq. 3
         x = self._after(self.mlp_norm, x)
-        return (x, scores) if return_attention_scores else x
+        return (x, *others) if others else x
 
-    def compute_output_spec(self, x, training=None, return_attention_scores=False, rope_scale=None):
-        tokens = keras.KerasTensor(x.shape, dtype=self.compute_dtype)
-        if not return_attention_scores:
-            return tokens
+    def compute_output_spec(
+        self,
+        x,
+        training=None,
+        return_attention_scores=False,
+        rope_scale=None,
+        token_sizes=None,
+    ):
         batch, length, _ = x.shape
-        shape = (batch, self.num_heads, length, length)
-        return tokens, keras.KerasTensor(shape, dtype=self.compute_dtype)
+        outputs = [keras.KerasTensor(x.shape, dtype=self.compute_dtype)]
+        if self.merging is not None:
+            keys = keras.KerasTensor((batch, length, self.num_heads, None))
+            outputs = [*self.merging.compute_output_spec(outputs[0], keys)]
+        if return_attention_scores:
+            shape = (batch, self.num_heads, length, length)
+            outputs.append(keras.KerasTensor(shape, dtype=self.compute_dtype))
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def get_config(self):
         return {
@@ -267,6 +305,8 @@ class EncoderBlock(Composite):
             "dropout": self.dropout,
             "attention_dropout": self.attention_dropout,
             "drop_path": self.drop_path,
+            "token_merging": self.token_merging,
+            "num_prefix_tokens": self.num_prefix_tokens,
         }
 
 

@@ -14,7 +14,8 @@ class Pooling(keras.layers.Layer):
 
     `y = z_L^0` ("token"), `y = [z_L^0, z_L^1]` ("token_pair"), `y = [z_L^0, mean of the patches]`
     ("token_mean"), the mean of the patch tokens ("mean"), or the mean of all tokens ("mean_all").
-    Means are computed in at least float32.
+    Means are computed in at least float32. With `TokenMerging`, each token counts as many times in
+    them as its size.
 
     Args:
         mode: "token", "token_pair", "token_mean", "mean" or "mean_all".
@@ -23,6 +24,8 @@ class Pooling(keras.layers.Layer):
 
     Call arguments:
         x: Tokens, `(B, T, D)`.
+        token_sizes: How many patches each token stands for, ints `(B, T)`: its weight in means.
+            None means one.
 
     Returns:
         `(B, D)`, or `(B, 2 D)` for "token_pair" and "token_mean".
@@ -43,21 +46,28 @@ class Pooling(keras.layers.Layer):
         self.mode = mode
         self.num_prefix_tokens = num_prefix_tokens
 
-    def call(self, x):
+    def call(self, x, token_sizes=None):
         if self.mode == "token":
             return x[:, 0]  # (B, D)
         if self.mode == "token_pair":
             return ops.concatenate([x[:, 0], x[:, 1]], axis=-1)  # (B, 2 D)
-        z = x if self.mode == "mean_all" else x[:, self.num_prefix_tokens :]  # (B, N, D)
-        exact = keras.backend.result_type(z.dtype, "float32")
-        z = ops.cast(ops.mean(ops.cast(z, exact), axis=1), z.dtype)  # (B, D)
+        start = 0 if self.mode == "mean_all" else self.num_prefix_tokens
+        exact = keras.backend.result_type(x.dtype, "float32")
+        z = ops.cast(x[:, start:], exact)  # (B, N, D)
+        if token_sizes is None:
+            z = ops.mean(z, axis=1)  # (B, D)
+        else:
+            weights = ops.cast(token_sizes[:, start:], exact)[:, :, None]  # (B, N, 1)
+            z = ops.divide(ops.sum(z * weights, axis=1), ops.sum(weights, axis=1))  # (B, D)
+        z = ops.cast(z, x.dtype)
         if self.mode == "token_mean":
             return ops.concatenate([x[:, 0], z], axis=-1)  # (B, 2 D)
         return z
 
-    def compute_output_shape(self, input_shape):
-        batch, _, width = input_shape
-        return (batch, 2 * width if self.mode in ("token_pair", "token_mean") else width)
+    def compute_output_spec(self, x, token_sizes=None):
+        batch, _, width = x.shape
+        shape = (batch, 2 * width if self.mode in ("token_pair", "token_mean") else width)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def get_config(self):
         return {

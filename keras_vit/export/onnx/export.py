@@ -38,6 +38,7 @@ from keras_vit.export.verify import (
     checked_pictures,
     float32_model,
     latencies_of_both,
+    merging_model,
     verify_export,
 )
 from keras_vit.model import ViT
@@ -86,6 +87,7 @@ def export_onnx(
     opset: int = OPSET,
     calibration: Any = None,
     float_layers: Sequence[str] | None = None,
+    token_merging: int | None = None,
     accuracy_data: Any = None,
     max_drop: float = 1.0,
     bound: float | None = None,
@@ -137,6 +139,9 @@ def export_onnx(
         calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
             `images="float32"` floats as the model takes them. A hundred are enough.
         float_layers: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
+        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
+            the config's. The export is then compared with the model that merges likewise, its
+            accuracy with that of `model`.
         accuracy_data: Images and their classes, `(images, labels)` or batches of them, on which the
             accuracy of the file is compared with the model's.
         max_drop: The most percentage points of accuracy that the file may lose on them.
@@ -157,6 +162,7 @@ def export_onnx(
     >>> (logits,) = session.run(["logits"], {"images": images})
     """
     check_model(model)
+    given, model = model, merging_model(model, token_merging)
     config = model.config
     target = check_file(path, FILE, overwrite)
     check_choice("dtype", dtype, DTYPES)
@@ -213,6 +219,7 @@ def export_onnx(
     del folded, ops
     _describe(made, record)
     reference = KerasRuntime(float32_model(model))
+    accuracy_reference = reference if given is model else KerasRuntime(float32_model(given))
     with new_file(target, overwrite) as beside:
         beside.write_bytes(made.SerializeToString(deterministic=True))
         del made
@@ -230,7 +237,7 @@ def export_onnx(
         verification = verify_export(reference, exported, bound, pictures)
         accuracy = None
         if accuracy_data is not None:
-            accuracy = check_drop(reference, exported, accuracy_data, max_drop)
+            accuracy = check_drop(accuracy_reference, exported, accuracy_data, max_drop)
         latency, plain_latency = latencies_of_both(exported, reference.model)
         size = beside.stat().st_size
     return ONNXExport(

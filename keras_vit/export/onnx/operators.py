@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_vit.export.fold_stem import Convolution, GroupNorm, same_padding
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, joined, pixel_gain
+from keras_vit.export.onnx.token_merging import merge
 from keras_vit.export.program import Program
 
 DTYPES = ("float32", "float16")
@@ -131,7 +132,7 @@ class OnnxOperators:
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
         self._compute_dtype = dtype
-        self._dtype = "float32"  # of what is added now
+        self.dtype = "float32"  # of what is added now
         self._scope = ""
         self._names: set[str] = set()
 
@@ -144,17 +145,17 @@ class OnnxOperators:
         self._scope = before
 
     def crop(self, images: Tensor, height: int, width: int) -> Tensor:
-        ends = self._ints(0, 0), self._ints(height, width), self._ints(1, 2)
+        ends = self.ints(0, 0), self.ints(height, width), self.ints(1, 2)
         return self.node("Slice", images, *ends, shape=(-1, height, width, images.shape[-1]))
 
     def shift(self, images: Tensor, rows: int, columns: int) -> Tensor:
         _, height, width, channels = images.shape
-        x = self.node("Pad", images, self._ints(0, rows, columns, 0, 0, rows, columns, 0))
+        x = self.node("Pad", images, self.ints(0, rows, columns, 0, 0, rows, columns, 0))
         copies = []
         for top in (0, 2 * rows):
             for left in (0, 2 * columns):
-                ends = self._ints(top, left), self._ints(top + height, left + width)
-                copies.append(self.node("Slice", x, *ends, self._ints(1, 2), shape=images.shape))
+                ends = self.ints(top, left), self.ints(top + height, left + width)
+                copies.append(self.node("Slice", x, *ends, self.ints(1, 2), shape=images.shape))
         shape = (-1, height, width, 5 * channels)
         return self.node("Concat", images, *copies, shape=shape, axis=-1)
 
@@ -174,13 +175,13 @@ class OnnxOperators:
         """An InstanceNormalization of the groups: GroupNormalization has no kernel of its own."""
         _, channels, rows, columns = x.shape
         with self.scope(n.name):
-            half = self._dtype != "float32"
-            z = self._reshape(x, -1, n.groups, rows * columns * (channels // n.groups))
+            half = self.dtype != "float32"
+            z = self.reshape(x, -1, n.groups, rows * columns * (channels // n.groups))
             z = self.cast(z, "float32") if half else z
             ones, zeros = (self._floats(value, n.groups) for value in (1.0, 0.0))
             z = self.node("InstanceNormalization", z, ones, zeros, epsilon=n.epsilon)
-            z = self.cast(z, self._dtype) if half else z
-            z = self._reshape(z, -1, channels, rows, columns)
+            z = self.cast(z, self.dtype) if half else z
+            z = self.reshape(z, -1, channels, rows, columns)
             scale = self._weight(f"{n.name}/gamma", n.scale[:, None, None])
             offset = self._weight(f"{n.name}/beta", n.offset[:, None, None])
             return self.node("Add", self.node("Mul", z, scale), offset)
@@ -195,9 +196,9 @@ class OnnxOperators:
         (rows, columns), (height, length) = grid, patch
         width = length * images.shape[-1]
         x = self._start(images)
-        x = self._reshape(x, -1, rows, height, columns, width)
+        x = self.reshape(x, -1, rows, height, columns, width)
         x = self._transpose(x, 0, 1, 3, 2, 4)  # (B, rows, columns, P, P * C)
-        return self._reshape(x, -1, height * width)  # (B * N, P * P * C)
+        return self.reshape(x, -1, height * width)  # (B * N, P * P * C)
 
     def sequence(
         self, x: Tensor, prefix: np.ndarray, positions: np.ndarray | None, num_patches: int
@@ -207,9 +208,9 @@ class OnnxOperators:
             positions = np.zeros((num_patches, width))
         x = self.by_image(x, num_patches)  # (B, N, D)
         if front:  # zeros, which become the tokens when the table is added
-            x = self.node("Pad", x, self._ints(0, front, 0, 0, 0, 0))  # (B, T, D)
+            x = self.node("Pad", x, self.ints(0, front, 0, 0, 0, 0))  # (B, T, D)
         table = self._weight(f"{self._scope}/table", np.concatenate([prefix, positions]))  # (T, D)
-        return self._reshape(self.node("Add", x, table), -1, width)  # (B * T, D)
+        return self.reshape(self.node("Add", x, table), -1, width)  # (B * T, D)
 
     def product(self, x: Tensor, p: Product) -> Tensor:
         kernel = self._weight(f"{p.name}/kernel", p.kernel)
@@ -223,7 +224,7 @@ class OnnxOperators:
             return self._rms_norm(x, n)
         size = x.shape[-1]
         if n.scale is None or n.offset is None:  # the operator needs a gain all the same
-            weights = [self._weight(f"ones/{self._dtype}/{size}", np.ones(size))]
+            weights = [self._weight(f"ones/{self.dtype}/{size}", np.ones(size))]
         else:
             weights = [self._weight(f"{n.name}/gamma", n.scale)]
             weights += [self._weight(f"{n.name}/beta", n.offset)]
@@ -237,20 +238,18 @@ class OnnxOperators:
         x = self.product(x, joined(products))
         size = x.shape[-1] // (parts * num_heads)
         if tokens == parts == 1:  # and so nothing to transpose
-            return [self._reshape(x, -1, num_heads, 1, size)]
-        x = self._reshape(x, -1, tokens, parts, num_heads, size)
+            return [self.reshape(x, -1, num_heads, 1, size)]
+        x = self.reshape(x, -1, tokens, parts, num_heads, size)
         x = self._transpose(x, 2, 0, 3, 1, 4)  # (parts, B, h, T, d)
-        names = [self._free_name("Split") for _ in range(parts)]
-        self._add("Split", [x.name], names, {"axis": 0, "num_outputs": parts})
-        first = self._ints(0)
+        split = self.outputs("Split", x, shapes=[()] * parts, axis=0, num_outputs=parts)
+        first = self.ints(0)
         shape = (-1, num_heads, tokens, size)
-        return [self.node("Squeeze", Tensor(name, ()), first, shape=shape) for name in names]
+        return [self.node("Squeeze", part, first, shape=shape) for part in split]
 
     def rotate(self, x: Tensor, r: Rotation) -> Tensor:
         cos, sin = self._weight(f"{r.name}/cos", r.cos), self._weight(f"{r.name}/sin", r.sin)
-        names = [self._free_name("Split") for _ in range(2)]
-        self._add("Split", [x.name], names, {"axis": -1, "num_outputs": 2})
-        swapped = self.node("Concat", Tensor(names[1], ()), names[0], shape=x.shape, axis=-1)
+        one, other = self.outputs("Split", x, shapes=[()] * 2, axis=-1, num_outputs=2)
+        swapped = self.node("Concat", other, one, shape=x.shape, axis=-1)
         return self.node("Add", self.node("Mul", x, cos), self.node("Mul", swapped, sin))
 
     def offset_scores(self, q: Tensor, name: str, keys: np.ndarray) -> Tensor:
@@ -258,11 +257,11 @@ class OnnxOperators:
         weight = self._weight(f"{name}/keys", keys.swapaxes(1, 2))  # (h, d, 2T)
         scores = self.node("MatMul", q, weight, shape=(-1, heads, tokens, columns))
         if tokens > 1:  # `skewed`, in nodes
-            line = self._reshape(scores, -1, heads, tokens * columns)
-            line = self._slice(line, tokens - 1, tokens - 1 + tokens * (columns - 1), axis=2)
-            line = self._reshape(line, -1, heads, tokens, columns - 1)
-            scores = self._slice(line, 0, tokens, axis=3)  # (B, h, T, T)
-        return scores if self._dtype == "float32" else self.cast(scores, "float32")
+            line = self.reshape(scores, -1, heads, tokens * columns)
+            line = self.slice(line, tokens - 1, tokens - 1 + tokens * (columns - 1), axis=2)
+            line = self.reshape(line, -1, heads, tokens, columns - 1)
+            scores = self.slice(line, 0, tokens, axis=3)  # (B, h, T, T)
+        return scores if self.dtype == "float32" else self.cast(scores, "float32")
 
     def bias(self, name: str, array: np.ndarray) -> Tensor:
         self._keep(array.astype("float32"), f"{name}/bias")
@@ -272,28 +271,41 @@ class OnnxOperators:
         _, num_heads, tokens, size = v.shape
         shape = (*q.shape[:3], tokens)
         scores = self.node("MatMul", q, self._transpose(k, 0, 1, 3, 2), shape=shape)  # (B, h, T, T)
-        exact = self._dtype == "float32"
+        exact = self.dtype == "float32"
         scores = scores if exact else self.cast(scores, "float32")
         scores = scores if bias is None else self.node("Add", scores, bias)
         scores = self.activate(scores, "softmax")
-        scores = scores if exact else self.cast(scores, self._dtype)
+        scores = scores if exact else self.cast(scores, self.dtype)
         z = self.node("MatMul", scores, v, shape=q.shape)  # (B, h, T, d)
         z = self._transpose(z, 0, 2, 1, 3)  # (B, T, h, d)
-        return self._reshape(z, -1, num_heads * size)  # (B * T, h * d)
+        return self.reshape(z, -1, num_heads * size)  # (B * T, h * d)
+
+    def merge(self, x: Tensor, k: Tensor, sizes: Any, start: int, count: int) -> tuple[Any, Any]:
+        return merge(self, x, k, sizes, start, count)
+
+    def size_bias(self, sizes: Tensor) -> Tensor:
+        return self.node("Log", self.reshape(sizes, -1, 1, 1, sizes.shape[1]))
+
+    def mean_by_size(self, x: Tensor, sizes: Tensor, start: int, total: int) -> Tensor:
+        tokens = sizes.shape[1]
+        x = self.multiply(self.by_image(x, tokens), self.reshape(sizes, -1, tokens, 1))
+        x = self.slice(x, start, tokens) if start else x
+        x = self.node("ReduceSum", x, self.ints(1), shape=(-1, x.shape[-1]), keepdims=0)
+        return self.node("Div", x, self.number(total))  # (B, D)
 
     def weigh(self, scores: Tensor, values: Tensor, start: int, tokens: int) -> Tensor:
         heads, size = scores.shape[-1], values.shape[-1]
         scores, values = self.by_image(scores, tokens), self.by_image(values, tokens)
         if start:
-            scores = self._slice(scores, start, tokens)  # (B, T, h)
-            values = self._slice(values, start, tokens)  # (B, T, h * d)
+            scores = self.slice(scores, start, tokens)  # (B, T, h)
+            values = self.slice(values, start, tokens)  # (B, T, h * d)
         left = tokens - start
-        scores = self._reshape(self._transpose(scores, 0, 2, 1), -1, heads, 1, left)
+        scores = self.reshape(self._transpose(scores, 0, 2, 1), -1, heads, 1, left)
         scores = self.activate(scores, "softmax")  # (B, h, 1, T)
-        v = self._reshape(values, -1, left, heads, size // heads)
+        v = self.reshape(values, -1, left, heads, size // heads)
         v = self._transpose(v, 0, 2, 1, 3)  # (B, h, T, d)
         z = self.node("MatMul", scores, v, shape=(-1, heads, 1, size // heads))
-        return self._reshape(z, -1, size)  # (B, h * d)
+        return self.reshape(z, -1, size)  # (B, h * d)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return self.node("Add", x, y)
@@ -317,14 +329,14 @@ class OnnxOperators:
         return self.node(ACTIVATIONS[name], x, **attributes)
 
     def token(self, x: Tensor, index: int, tokens: int) -> Tensor:
-        x = self._slice(self.by_image(x, tokens), index, index + 1)  # (B, 1, D)
-        return self._reshape(x, -1, x.shape[-1])  # (B, D)
+        x = self.slice(self.by_image(x, tokens), index, index + 1)  # (B, 1, D)
+        return self.reshape(x, -1, x.shape[-1])  # (B, D)
 
     def mean(self, x: Tensor, start: int, tokens: int) -> Tensor:
         x = self.by_image(x, tokens)  # (B, T, D)
-        x = self._slice(x, start, tokens) if start else x
+        x = self.slice(x, start, tokens) if start else x
         return self.node(
-            "ReduceMean", x, self._ints(1), shape=(-1, x.shape[-1]), keepdims=0
+            "ReduceMean", x, self.ints(1), shape=(-1, x.shape[-1]), keepdims=0
         )  # (B, D)
 
     def concat(self, xs: Sequence[Tensor]) -> Tensor:
@@ -333,11 +345,11 @@ class OnnxOperators:
         return self.node("Concat", first, *rest, shape=shape, axis=-1)
 
     def by_image(self, x: Tensor, tokens: int) -> Tensor:
-        return self._reshape(x, -1, tokens, x.shape[-1])
+        return self.reshape(x, -1, tokens, x.shape[-1])
 
     def to_float32(self, x: Tensor) -> Tensor:
-        x = x if self._dtype == "float32" else self.cast(x, "float32")
-        self._dtype = "float32"
+        x = x if self.dtype == "float32" else self.cast(x, "float32")
+        self.dtype = "float32"
         return x
 
     # -- nodes and weights
@@ -357,28 +369,36 @@ class OnnxOperators:
         self._add(kind, [x.name, *names], [output], attributes)
         return Tensor(output, x.shape if shape is None else shape)
 
+    def outputs(
+        self, kind: str, x: Tensor, *inputs: str, shapes: Sequence[tuple[int, ...]], **attributes: Any
+    ) -> list[Tensor]:
+        """Adds a node with an output of each shape."""
+        names = [self._free_name(kind) for _ in shapes]
+        self._add(kind, [x.name, *inputs], names, attributes)
+        return [Tensor(name, shape) for name, shape in zip(names, shapes, strict=True)]
+
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """Adds a cast to "float32" or "float16"."""
         return self.node("Cast", x, to=self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
     def _rms_norm(self, x: Tensor, n: Norm) -> Tensor:
         """In several operators: ONNX has one only from opset 23 on."""
-        dtype = self._dtype
+        dtype = self.dtype
         with self.scope(n.name):
             x = x if dtype == "float32" else self.cast(x, "float32")
             shape = (*x.shape[:-1], 1)
-            square = self.node("ReduceMean", self.multiply(x, x), self._ints(-1), shape=shape)
-            self._dtype = "float32"
+            square = self.node("ReduceMean", self.multiply(x, x), self.ints(-1), shape=shape)
+            self.dtype = "float32"
             epsilon = self._weight(f"epsilon/{n.epsilon}", np.array(n.epsilon))
-            self._dtype = dtype
+            self.dtype = dtype
             x = self.node("Div", x, self.node("Sqrt", self.node("Add", square, epsilon)))
             x = x if dtype == "float32" else self.cast(x, dtype)
             if n.scale is None:
                 return x
             return self.node("Mul", x, self._weight(f"{n.name}/gamma", n.scale))
 
-    def _reshape(self, x: Tensor, *shape: int) -> Tensor:
-        return self.node("Reshape", x, self._ints(*shape), shape=shape)
+    def reshape(self, x: Tensor, *shape: int) -> Tensor:
+        return self.node("Reshape", x, self.ints(*shape), shape=shape)
 
     def _transpose(self, x: Tensor, *order: int) -> Tensor:
         shape = tuple(x.shape[axis] for axis in order)
@@ -386,10 +406,10 @@ class OnnxOperators:
 
     def _start(self, x: Tensor) -> Tensor:
         """From here on everything is computed in the export's dtype."""
-        if self._dtype == self._compute_dtype:
+        if self.dtype == self._compute_dtype:
             return x
-        self._dtype = self._compute_dtype
-        return self.cast(x, self._dtype)
+        self.dtype = self._compute_dtype
+        return self.cast(x, self.dtype)
 
     def _slide(self, kind: str, x: Tensor, *kernel: str, size: int, stride: int) -> Tensor:
         """A convolution or a pooling of (B, C, H, W)."""
@@ -407,25 +427,43 @@ class OnnxOperators:
             pads=[*before, *after],
         )
 
-    def _slice(self, x: Tensor, start: int, end: int, axis: int = 1) -> Tensor:
+    def slice(self, x: Tensor, start: int, end: int, axis: int = 1) -> Tensor:
         """From `start` to `end` on one axis: tokens of (B, T, D)."""
         shape = (*x.shape[:axis], end - start, *x.shape[axis + 1 :])
-        places = self._ints(start), self._ints(end), self._ints(axis)
+        places = self.ints(start), self.ints(end), self.ints(axis)
         return self.node("Slice", x, *places, shape=shape)
 
     def _weight(self, name: str, array: np.ndarray) -> str:
         """The name of a weight in the dtype of what is added now."""
         if name not in self.weights:
             largest = float(np.abs(array).max(initial=0))
-            if largest > float(np.finfo(self._dtype).max):
+            if largest > float(np.finfo(self.dtype).max):
                 raise ValueError(
-                    f"dtype must be 'float32' for weights that {self._dtype} cannot hold. "
-                    f"Received: dtype={self._dtype!r} with {largest:.4g} in {name}"
+                    f"dtype must be 'float32' for weights that {self.dtype} cannot hold. "
+                    f"Received: dtype={self.dtype!r} with {largest:.4g} in {name}"
                 )
-            self._keep(array.astype(self._dtype), name)
+            self._keep(array.astype(self.dtype), name)
         return name
 
-    def _ints(self, *values: int) -> str:
+    def number(self, value: float, dtype: str = "float32") -> str:
+        """The name of a scalar."""
+        name = f"{dtype}/{value:g}"
+        if name not in self.weights:
+            self._keep(np.array(value, dtype), name)
+        return name
+
+    def table(self, values: Sequence[int]) -> Tensor:
+        """Ints that are looked up."""
+        return Tensor(self.ints(*values), (len(values),))
+
+    def floats(self, *values: float) -> str:
+        """The name of numbers in float32."""
+        name = "floats/" + "x".join(f"{value:g}" for value in values)
+        if name not in self.weights:
+            self._keep(np.array(values, "float32"), name)
+        return name
+
+    def ints(self, *values: int) -> str:
         """The name of a shape, of axes or of places."""
         name = "shape/" + "x".join(map(str, values))
         if name not in self.weights:

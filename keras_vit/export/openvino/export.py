@@ -28,6 +28,7 @@ from keras_vit.export.verify import (
     checked_pictures,
     float32_model,
     latencies_of_both,
+    merging_model,
     verify_export,
 )
 from keras_vit.model import ViT
@@ -82,6 +83,7 @@ def export_openvino(
     images: str = "float32",
     calibration: Any = None,
     float_layers: Sequence[str] | None = None,
+    token_merging: int | None = None,
     accuracy_data: Any = None,
     max_drop: float = 1.0,
     bound: float | None = None,
@@ -118,6 +120,9 @@ def export_openvino(
         calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
             `images="float32"` floats as the model takes them. A hundred are enough.
         float_layers: Layers that stay in float, as `keras_vit.quantization_sweep` names them.
+        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
+            the config's. The export is then compared with the model that merges likewise, its
+            accuracy with that of `model`.
         accuracy_data: Images and their classes, `(images, labels)` or batches of them, on which the
             accuracy of the export is compared with the model's.
         max_drop: The most percentage points of accuracy that the export may lose on them.
@@ -137,6 +142,7 @@ def export_openvino(
     >>> keras_vit.runtime.open("flowers.xml").probabilities(images)
     """
     check_model(model)
+    given, model = model, merging_model(model, token_merging)
     config = model.config
     target = check_file(path, FILE, overwrite, (WEIGHTS,))
     check_choice("dtype", dtype, tuple(HINTS))
@@ -175,6 +181,7 @@ def export_openvino(
     del folded, ops
     made.set_rt_info(json.dumps(record, ensure_ascii=False), [RECORD])
     reference = KerasRuntime(float32_model(model))
+    accuracy_reference = reference if given is model else KerasRuntime(float32_model(given))
     with new_file(target, overwrite, (WEIGHTS,)) as beside:
         openvino.save_model(made, os.fspath(beside), compress_to_fp16=dtype == "bfloat16")
         del made
@@ -185,7 +192,7 @@ def export_openvino(
         verification = verify_export(reference, exported, bound, pictures)
         accuracy = None
         if accuracy_data is not None:
-            accuracy = check_drop(reference, exported, accuracy_data, max_drop)
+            accuracy = check_drop(accuracy_reference, exported, accuracy_data, max_drop)
         latency, plain_latency = latencies_of_both(exported, reference.model)
         size = sum(beside.with_suffix(suffix).stat().st_size for suffix in (FILE, WEIGHTS))
         del exported  # which maps the file of the weights

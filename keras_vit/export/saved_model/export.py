@@ -33,6 +33,7 @@ from keras_vit.export.verify import (
     float32_model,
     generated_images,
     latencies,
+    merging_model,
     verify_export,
     verify_files,
 )
@@ -75,6 +76,7 @@ def export_saved_model(
     top_k: int = 5,
     max_batch_size: int = 256,
     max_pixels: int = image_bytes.MAX_PIXELS,
+    token_merging: int | None = None,
     bound: float | None = None,
     verify: Any = None,
 ) -> SavedModelExport:
@@ -108,6 +110,8 @@ def export_saved_model(
         max_batch_size: The largest number of images in a request.
         max_pixels: The largest number of pixels of an image file, before and after resizing. A file
             with more is refused before it is decoded.
+        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
+            the config's. The export is then compared with the model that merges likewise.
         bound: The largest difference of a logit, as a share of their range; None means 1e-5 in
             float32 and 0.05 in bfloat16.
         verify: Images to compare on: uint8 pixels of the model's size, or with `images="float32"`
@@ -123,6 +127,7 @@ def export_saved_model(
     PosixPath('savedmodels/flowers/1')
     """
     check_model(model)
+    model = merging_model(model, token_merging)
     arguments = {
         "path": os.path.abspath(as_path("path", path)),
         "version": version,

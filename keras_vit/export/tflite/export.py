@@ -30,6 +30,7 @@ from keras_vit.export.verify import (
     checked_pictures,
     float32_model,
     latencies_of_both,
+    merging_model,
     verify_export,
 )
 from keras_vit.model import ViT
@@ -75,6 +76,7 @@ def export_tflite(
     description: str | None = None,
     calibration: Any = None,
     float_layers: Sequence[str] | None = None,
+    token_merging: int | None = None,
     accuracy_data: Any = None,
     max_drop: float = 1.0,
     bound: float | None = None,
@@ -116,6 +118,9 @@ def export_tflite(
         calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with
             `images="float32"` floats as the model takes them. A hundred are enough.
         float_layers: Layers that stay in float32, as `keras_vit.quantization_sweep` names them.
+        token_merging: r: each block merges its r most similar pairs of tokens, for speed; None means
+            the config's. The export is then compared with the model that merges likewise, its
+            accuracy with that of `model`.
         accuracy_data: Images and their classes, `(images, labels)` or batches of them, on which the
             accuracy of the file is compared with the model's.
         max_drop: The most percentage points of accuracy that the file may lose on them.
@@ -136,6 +141,7 @@ def export_tflite(
     """
     check_tensorflow()
     check_model(model)
+    given, model = model, merging_model(model, token_merging)
     config = model.config
     target = check_file(path, FILE, overwrite)
     check_choice("quantize", quantize, tuple(BOUNDS))
@@ -157,6 +163,7 @@ def export_tflite(
 
     activation = activation or probability_function(config)
     reference = KerasRuntime(float32_model(model))
+    accuracy_reference = reference if given is model else KerasRuntime(float32_model(given))
     content = to_float32_tflite(
         fold(model), batch_size=batch_size, output=output, images=images, activation=activation
     )
@@ -184,7 +191,7 @@ def export_tflite(
         verification = verify_export(reference, exported, bound, pictures)
         accuracy = None
         if accuracy_data is not None:
-            accuracy = check_drop(reference, exported, accuracy_data, max_drop)
+            accuracy = check_drop(accuracy_reference, exported, accuracy_data, max_drop)
         latency, plain_latency = latencies_of_both(
             exported, reference.model, exported.batch_size or 1
         )

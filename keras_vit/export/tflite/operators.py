@@ -19,6 +19,7 @@ from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.in_tensorflow import PlainTensorFlow
 from keras_vit.export.program import Program, skewed
+from keras_vit.layers.token_merging import LEAST_SQUARE, halves
 from keras_vit.runtime.tflite_file import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
@@ -185,6 +186,47 @@ class TFLiteOperators(PlainTensorFlow):
         scores = tf.nn.softmax(scores if bias is None else scores + bias)
         z = tf.transpose(tf.matmul(scores, v), [0, 2, 1, 3])  # (B, T, h, d)
         return tf.reshape(z, [-1, z.shape[2] * z.shape[3]])  # (B * T, h * d)
+
+    def merge(self, x: Any, k: Any, sizes: Any, start: int, count: int) -> tuple[Any, Any]:
+        tf, tokens, width = self.tf, k.shape[2], x.shape[-1]
+        left = tokens - count
+        a, b = halves(start, tokens)
+        m = tf.reduce_mean(k, axis=1)  # (B, T, d)
+        square = tf.reduce_sum(m * m, axis=-1, keepdims=True)
+        m *= tf.math.rsqrt(tf.maximum(square, LEAST_SQUARE))
+        scores = tf.matmul(tf.gather(m, a, axis=1), tf.gather(m, b, axis=1), transpose_b=True)
+        order = tf.math.top_k(tf.reduce_max(scores, axis=-1), len(a)).indices  # the best first
+        source, rest = order[:, :count], order[:, count:]
+        target = tf.argmax(scores, axis=-1, output_type=tf.int32)  # (B, A), a number in b
+        target = tf.gather(target, source, batch_dims=1) + (left - len(b))  # (B, r), of those left
+        zero = order[:, :1] * 0
+        parts = [zero + np.arange(start, dtype="int32")] if start else []
+        if len(a) > count:
+            # In their own order. TFLite sorts floats alone, and the numbers are exact in them.
+            rest = tf.math.top_k(-tf.cast(rest, tf.float32), len(a) - count).values
+            parts.append(tf.gather(a, tf.cast(-rest, tf.int32)))
+        kept = tf.concat([*parts, zero + b], axis=1)  # (B, T - r)
+        source = tf.gather(a, source)
+        x = self.by_image(x, tokens)
+        y = tf.gather(x, kept, batch_dims=1)  # (B, T - r, D)
+        z = tf.gather(x, source, batch_dims=1)  # (B, r, D)
+        places = np.arange(left, dtype="int32")[None, :, None]
+        weights = tf.cast(tf.equal(target[:, None], places), tf.float32)  # (B, T - r, r)
+        own = tf.ones([1, left])
+        if sizes is not None:
+            weights *= tf.gather(sizes, source, batch_dims=1)[:, None]
+            own = tf.gather(sizes, kept, batch_dims=1)
+        sizes = own + tf.reduce_sum(weights, axis=-1)  # (B, T - r)
+        y = y * (own / sizes)[..., None] + tf.matmul(weights / sizes[..., None], z)
+        return tf.reshape(y, [-1, width]), sizes
+
+    def size_bias(self, sizes: Any) -> Any:
+        return self.tf.math.log(sizes)[:, None, None]
+
+    def mean_by_size(self, x: Any, sizes: Any, start: int, total: int) -> Any:
+        tf = self.tf
+        x = self.by_image(x, sizes.shape[1])[:, start:]
+        return tf.reduce_sum(x * sizes[:, start:, None], axis=1) / total  # (B, D)
 
     def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
         tf, heads = self.tf, scores.shape[-1]
