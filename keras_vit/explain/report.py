@@ -283,6 +283,12 @@ def _data_uri(image: Any, kind: str) -> str:
     return f"data:image/{kind.lower()};base64,{content}"
 
 
+def page_style(folder: Path) -> str:
+    """The style that all pages share, then that of the page in a folder."""
+    parts = (PAGE / "theme.css", folder / "style.css")
+    return "\n".join(part.read_text(encoding="utf-8") for part in parts)
+
+
 def _filled(data: dict[str, Any]) -> str:
     """The page with its style, script and data."""
     title = data["title"].encode("utf-8", "replace").decode("utf-8")
@@ -292,7 +298,7 @@ def _filled(data: dict[str, Any]) -> str:
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     parts = {
         "title": html.escape(title),
-        "style": (PAGE / "style.css").read_text(encoding="utf-8"),
+        "style": page_style(PAGE),
         "script": (PAGE / "script.js").read_text(encoding="utf-8"),
         "data": text,
     }

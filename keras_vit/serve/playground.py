@@ -179,9 +179,8 @@ def _maps(
 
 def _page() -> tuple[bytes, str]:
     """The page with its style and script, and a policy that lets it run nothing else."""
-    style, script = (
-        (PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js")
-    )
+    style = report.page_style(PAGE)
+    script = (PAGE / "script.js").read_text(encoding="utf-8")
     template = (PAGE / "page.html").read_text(encoding="utf-8")
     content = template.replace("{{style}}", style).replace("{{script}}", script)
     policy = (

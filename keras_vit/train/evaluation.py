@@ -15,8 +15,8 @@ from keras_vit.classifier import vit_of
 from keras_vit.train.data.batching import test_batches
 from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.distribution.devices import jit_compile
-from keras_vit.train.few_shot import evaluate_few_shot
-from keras_vit.train.knn import evaluate_knn
+from keras_vit.train.few_shot import features_of_both, few_shot_accuracies
+from keras_vit.train.knn import knn_accuracy
 from keras_vit.train.recipe import Data, Recipe
 from keras_vit.train.run import report
 from keras_vit.train.run.run_status import MODEL, RECIPE
@@ -80,10 +80,11 @@ def evaluate(
         "seconds": time.monotonic() - start,
         **reached,
     }
-    if few_shot:
-        found |= evaluate_few_shot(loaded, images, tests, few_shot)
-    if knn is not None or headless:
-        found["knn"] = evaluate_knn(loaded, images, tests, k=20 if knn is None else knn)
+    if few_shot or knn is not None or headless:
+        data = features_of_both(loaded, images, tests)
+        found |= few_shot_accuracies(*data, few_shot)
+        if knn is not None or headless:
+            found["knn"] = knn_accuracy(*data, k=20 if knn is None else knn)
         if headless:
             found["seconds"] = time.monotonic() - start
     return found

@@ -80,11 +80,20 @@ def evaluate_few_shot(
     Returns:
         "few_shot_5" -> accuracy, for each of `shots`.
     """
-    backbone = feature_model(model)
-    data = (
-        *extract_features(model, backbone, train),
-        *extract_features(model, backbone, test),
-    )
+    return few_shot_accuracies(*features_of_both(model, train, test), shots, seeds, l2)
+
+
+def few_shot_accuracies(
+    features: np.ndarray,
+    labels: np.ndarray,
+    test_features: np.ndarray,
+    test_labels: np.ndarray,
+    shots: Sequence[int],
+    seeds: int = 3,
+    l2: float = L2,
+) -> dict[str, float]:
+    """`evaluate_few_shot` for features that were extracted before."""
+    data = (features, labels, test_features, test_labels)
     return {
         f"few_shot_{n}": float(np.mean([few_shot_accuracy(*data, n, s, l2) for s in range(seeds)]))
         for n in shots
@@ -119,6 +128,14 @@ def feature_model(model: keras.Model) -> keras.Model:
     if not jit_compile():
         backbone.jit_compile = False
     return backbone
+
+
+def features_of_both(
+    model: keras.Model, train: Iterable, test: Iterable
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Features and labels of training images, then those of test images."""
+    backbone = feature_model(model)
+    return (*extract_features(model, backbone, train), *extract_features(model, backbone, test))
 
 
 def extract_features(

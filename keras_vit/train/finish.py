@@ -18,8 +18,8 @@ from keras_vit.train import run_batches
 from keras_vit.train.data.batching import test_batches
 from keras_vit.train.data.splits import Split
 from keras_vit.train.distribution.devices import jit_compile
-from keras_vit.train.few_shot import evaluate_few_shot
-from keras_vit.train.knn import evaluate_knn
+from keras_vit.train.few_shot import features_of_both, few_shot_accuracies
+from keras_vit.train.knn import knn_accuracy
 from keras_vit.train.run import objective_figures, report, report_figures, trained_model
 from keras_vit.train.run.run_status import MODEL, OBJECTIVE, RESULTS
 from keras_vit.train.run.summary import machine
@@ -67,7 +67,7 @@ def _finish_classifier(plan, workdir, weights, reached) -> dict[str, Any]:
     model = trained_model.save_model(model, workdir / MODEL, recipe.loss.name, tests)
     predictions = report.predict(model, tests)
     reached = {"top1": predictions.top1, "top5": predictions.top5, **reached}
-    reached |= _few_shot(plan, model)
+    reached |= _by_features(plan, model, with_knn=False)
     rows = {"top-1 on the test data": f"{predictions.top1:.2%}"}
     if predictions.top5 is not None:
         rows["top-5"] = f"{predictions.top5:.2%}"
@@ -89,10 +89,9 @@ def _finish_objective(plan, workdir, weights, reached) -> dict[str, Any]:
     logs = objective.evaluate(run_batches.evaluation(plan, False), return_dict=True, verbose=0)
     reached = {"val_loss": float(logs["loss"]), **reached}
     rows = {"loss on the test data": f"{reached['val_loss']:.5g}"}
+    reached |= _by_features(plan, model, with_knn=plan.knn)
     if plan.knn:
-        reached["knn"] = evaluate_knn(model, _batches(plan, source.train), tests)
         rows["k-NN accuracy on the test data"] = f"{reached['knn']:.2%}"
-    reached |= _few_shot(plan, model)
     rows["test pictures"] = f"{source.test.num_examples:,}"
     rows |= _facts(plan, model, reached)
     figures = [
@@ -112,11 +111,15 @@ def _pictures(plan: "RunPlan") -> Any:
     return plan.source.test.ordered().as_numpy_iterator()
 
 
-def _few_shot(plan: "RunPlan", model: keras_vit.ViT) -> dict[str, Any]:
-    if not (shots := plan.recipe.evaluation.few_shot):
+def _by_features(plan: "RunPlan", model: keras_vit.ViT, with_knn: bool) -> dict[str, Any]:
+    """The accuracies that the features give, and that the recipe asks for."""
+    shots = plan.recipe.evaluation.few_shot
+    if not (shots or with_knn):
         return {}
     train, test = (_batches(plan, split) for split in (plan.source.train, plan.source.test))
-    return {"few_shot": evaluate_few_shot(model, train, test, shots)}
+    data = features_of_both(model, train, test)
+    found = {"knn": knn_accuracy(*data)} if with_knn else {}
+    return found | ({"few_shot": few_shot_accuracies(*data, shots)} if shots else {})
 
 
 def _facts(plan: "RunPlan", model: keras_vit.ViT, reached: dict[str, Any]) -> dict[str, str]:
