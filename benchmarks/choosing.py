@@ -6,36 +6,31 @@ Each size and kind of file is exported and timed in a process of its own: SavedM
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
-from benchmarks import machine
+from benchmarks import children, machine
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "choosing.json"
 VARIANTS = ("vit_ti16", "vit_s16", "vit_b16")
 SAVED_MODELS = {"SavedModel, float32": "float32", "SavedModel, bfloat16": "bfloat16"}
 TFLITE = "TFLite, dynamic"
 FILES = (*SAVED_MODELS, TFLITE)
-LIMIT = 3600  # seconds until a child counts as hung
 
 
 def main():
     options = _options()
     if options.child:
         return _child(json.loads(options.child))
-    record = {"machine": machine.describe(), "batch": options.batch, "speeds": {}}
-    if record["machine"]["load_before"] > 0.5:
-        machine.say("The machine is busy: expect noise.")
+    record = {**machine.begin(), "batch": options.batch, "speeds": {}}
     job = {"batch": options.batch, "threads": options.threads}
     job |= {"rounds": options.rounds, "budget": options.budget}
     for variant in options.variants:
         speeds = record["speeds"][variant] = {}
         for file in FILES:
             machine.say(f"{variant}: {file}")
-            speeds[file] = _run({"variant": variant, "file": file, **job})
+            job |= {"variant": variant, "file": file}
+            speeds[file] = children.ask("choosing", job, "tensorflow")
             machine.write(options.json, record)
     print(table(record["speeds"]))
     print(machine.line(record["machine"]))
@@ -62,23 +57,13 @@ def table(speeds):
     return "\n".join(rows)
 
 
-def _run(job):
-    """What a child answers: images a second in the best round."""
-    command = [sys.executable, "-m", "benchmarks.choosing", "--child", json.dumps(job)]
-    where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow")}
-    child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
-    return json.loads(child.stdout)
-
-
 def _child(job):
     from benchmarks.worker import variant_config
 
-    result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    with result, tempfile.TemporaryDirectory() as folder:
+    with children.answering() as answer, tempfile.TemporaryDirectory() as folder:
         config, folder = variant_config(job["variant"]), pathlib.Path(folder)
         measure = measure_tflite if job["file"] == TFLITE else measure_saved_model
-        json.dump(measure(config, folder, job), result)
+        answer(measure(config, folder, job))
 
 
 def measure_saved_model(config, folder, job):

@@ -7,20 +7,14 @@ costs nothing beside its products has 1.
 
 import argparse
 import json
-import os
 import pathlib
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 
-import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks import flops, machine
+from benchmarks import children, flops, machine
+from benchmarks.turns import in_turns
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "kinds.json"
 FILES = {
@@ -59,28 +53,19 @@ KINDS = {
     "convolutional stem": {"stem": "conv"},
     "hybrid R26+S/32": {"stem": "resnet", "stem_depths": (2, 2, 2, 2), "patch_size": 32},
 }
-MIN_ROUNDS = 2
-LIMIT = 3600  # seconds until a child counts as hung
 
 
 def main():
     options = _options()
     if options.child:
         return _child(json.loads(options.child))
-    record = {"machine": machine.describe(), "batch": options.batch, "files": {}}
-    if record["machine"]["load_before"] > 0.5:
-        machine.say("The machine is busy: expect noise.")
+    record = {**machine.begin(), "batch": options.batch, "files": {}}
     for file in options.files:
         job = {"file": file, "kinds": [PLAIN, *(k for k in options.kinds if k != PLAIN)]}
         job |= {name: getattr(options, name) for name in ("batch", "rounds", "budget")}
-        command = [sys.executable, "-m", "benchmarks.kinds", "--child", json.dumps(job)]
-        where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow")}
-        child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
-        record["files"][file] = json.loads(child.stdout)
+        record["files"][file] = children.ask("kinds", job, "tensorflow")
         machine.write(options.json, record)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table(record["files"]))
-    console.print(machine.line(record["machine"]), markup=False, highlight=False)
+    machine.show(table(record["files"]), record)
 
 
 def _options():
@@ -112,32 +97,24 @@ def table(files):
 
 
 def _child(job):
-    result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    with result, tempfile.TemporaryDirectory() as folder:
+    with children.answering() as answer, tempfile.TemporaryDirectory() as folder:
         batch = 1 if FILES[job["file"]][0] == "tflite" else job["batch"]
         opened = {k: _opened(k, job["file"], folder) for k in job["kinds"]}
-        times = _times(opened, batch, job["rounds"], job["budget"])
-        rows = {
-            kind: {
-                "best_s": min(seconds),
-                "median_s": statistics.median(seconds),
-                "flops": batch * flops.fused(opened[kind].config),
-            }
-            for kind, seconds in times.items()
-        }
-        json.dump(rows, result)
+        calls = {kind: _call(served, batch) for kind, served in opened.items()}
+        rows = in_turns(calls, job["rounds"], job["budget"])
+        for kind, row in rows.items():
+            row["flops"] = batch * flops.fused(opened[kind].config)
+        answer(rows)
 
 
 def _opened(kind, file, folder):
     """The exported file of a kind, which the export has verified, in its runtime."""
     import keras_vit
-    from benchmarks.serving import _filled
-    from benchmarks.worker import variant_config
+    from benchmarks.worker import filled, variant_config
 
     machine.say(f"{file}: {kind}")
     name, arguments = FILES[file]
-    model = _filled(keras_vit.ViT(variant_config("vit_s16").replace(**KINDS[kind])))
+    model = filled(keras_vit.ViT(variant_config("vit_s16").replace(**KINDS[kind])))
     folder = pathlib.Path(tempfile.mkdtemp(dir=folder))
     path = folder / ("model" if name == "saved_model" else f"model.{name}")
     # Random weights amplify how a resized pixel is rounded.
@@ -145,22 +122,11 @@ def _opened(kind, file, folder):
     return keras_vit.runtime.open(done.path)
 
 
-def _times(opened, batch, rounds, budget):
-    """The seconds of each call, every file in turns."""
-    images = {}
-    for kind, served in opened.items():
-        rng = np.random.default_rng(1)
-        images[kind] = rng.standard_normal((batch, *served.config.input_shape), "float32")
-        for _ in range(2):
-            served.logits(images[kind])
-    times = {kind: [] for kind in opened}
-    begin = time.perf_counter()
-    for i in range(rounds):
-        for kind, served in opened.items():
-            times[kind].append(machine.seconds(lambda s=served, k=kind: s.logits(images[k])))
-        if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
-            break
-    return times
+def _call(served, batch):
+    from benchmarks.worker import random_images
+
+    images = random_images(served.config, batch)
+    return lambda: served.logits(images)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,23 @@ def describe():
     }
 
 
+def begin():
+    """A new record of figures, which starts with the machine."""
+    described = describe()
+    if described["load_before"] > 0.5:
+        say("The machine is busy: expect noise.")
+    return {"machine": described}
+
+
+def show(table, record, width=100):
+    """Prints a table and the machine."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else width)
+    console.print(table)
+    console.print(line(record["machine"]), markup=False, highlight=False)
+
+
 def line(described):
     """The same in a sentence."""
     installed = {name: version for name, version in described["versions"].items() if version}

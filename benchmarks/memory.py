@@ -7,22 +7,18 @@ activations, gradients and the optimizer's state. The first step compiles, and i
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import time
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import children, machine
 from benchmarks.loading_worker import _peak, _start_peak
 from benchmarks.throughput import positive
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "memory.json"
-LIMIT = 1800
 # The C library returns memory at once, so that what was freed is not counted.
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
 
@@ -30,17 +26,14 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048
 def main():
     options = _options()
     if options.child:
-        result = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # whatever a library prints goes to stderr
-        with result:
-            json.dump(measure(json.loads(options.child)), result)
-        return
+        with children.answering() as answer:
+            return answer(measure(json.loads(options.child)))
     job = {name: getattr(options, name) for name in ("size", "width", "depth", "batch", "steps")}
-    record = {"machine": machine.describe(), "job": job, "rows": []}
+    record = {**machine.begin(), "job": job, "rows": []}
     for backend in options.backends:
         for on in (False, True):
             machine.say(f"{backend}, {'with' if on else 'without'} remat")
-            row = _child(backend, {**job, "remat": on})
+            row = children.ask("memory", {**job, "remat": on}, backend, **RETURNED)
             record["rows"].append({"backend": backend, "remat": on, **row})
     machine.write(options.json, record)
     _report(record)
@@ -58,20 +51,6 @@ def _options():
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def _child(backend, job):
-    command = [sys.executable, "-m", "benchmarks.memory", "--child", json.dumps(job)]
-    environment = {**machine.environment(backend), **RETURNED}
-    child = subprocess.run(
-        command,
-        cwd=machine.ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        timeout=LIMIT,
-        check=True,
-    )
-    return json.loads(child.stdout)
 
 
 def measure(job):

@@ -8,28 +8,22 @@ size, from an array to an array, with the same session options.
 import argparse
 import importlib.metadata
 import json
-import os
 import pathlib
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 import warnings
+from functools import partial
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import children, machine
+from benchmarks.turns import in_turns
 
 # There is no file of KerasHub's: torch's exporter fails on its LayerNormalization.
 SIDES = ("keras_vit", "keras_vit float16", "timm", "transformers", "torchvision")
 RESULTS = machine.ROOT / "benchmarks" / "results" / "onnx.json"
 COLUMNS = ("variant", "batch", "side", "ms", "median", "x timm", "MB", "nodes")
-LIMIT = 3600  # seconds until a child counts as hung
-MIN_ROUNDS = 2
 TOLERANCE = 1e-4  # of the logits' range
 OPSET = 20
 
@@ -38,23 +32,16 @@ def main():
     options = _options()
     if options.child:
         return _child(json.loads(options.child))
-    record = {"machine": machine.describe(), "threads": options.threads, "groups": []}
+    record = {**machine.begin(), "threads": options.threads, "groups": []}
     record["machine"]["versions"] |= {
         name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime")
     }
-    if record["machine"]["load_before"] > 0.5:
-        machine.say("The machine is busy: expect noise.")
     for variant in options.variants:
         job = {"variant": variant, "batches": options.batches, "threads": options.threads}
         job |= {"rounds": options.rounds, "budget": options.budget}
-        command = [sys.executable, "-m", "benchmarks.onnx", "--child", json.dumps(job)]
-        where = {"cwd": machine.ROOT, "env": machine.environment("torch")}
-        child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
-        record["groups"] += json.loads(child.stdout)
+        record["groups"] += children.ask("onnx", job, "torch")
         machine.write(options.json, record)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table(record["groups"]))
-    console.print(machine.line(record["machine"]), markup=False, highlight=False)
+    machine.show(table(record["groups"]), record)
 
 
 def _options():
@@ -87,18 +74,19 @@ def table(groups):
 
 
 def _child(job):
-    from benchmarks.worker import variant_config
+    from benchmarks.worker import random_images, variant_config
 
-    result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
     config, groups = variant_config(job["variant"]), []
-    with result:
+    with children.answering() as answer:
         for batch in job["batches"]:
             with tempfile.TemporaryDirectory() as folder:
                 sides = export_all(config, batch, job["threads"], pathlib.Path(folder))
-            group = measure(sides, config, batch, job["rounds"], job["budget"])
-            groups.append({"variant": job["variant"], **group})
-        json.dump(groups, result)
+            images = random_images(config, batch)
+            calls = {name: partial(f, images) for name, (f, _) in sides.items()}
+            times = in_turns(calls, job["rounds"], job["budget"])
+            rows = {name: {**times[name], **facts} for name, (_, facts) in sides.items()}
+            groups.append({"variant": job["variant"], "batch": batch, "sides": rows})
+        answer(groups)
 
 
 def export_all(config, batch, threads, folder, sides=SIDES):
@@ -127,31 +115,40 @@ def export_all(config, batch, threads, folder, sides=SIDES):
 def _export(side, config, batch, threads, path):
     """Writes the file, and returns how far it differs from its model."""
     import keras_vit
-    from benchmarks.serving import _filled
+    from benchmarks.worker import filled
 
     if side.startswith("keras_vit"):
         dtype = side.removeprefix("keras_vit").strip() or "float32"
-        seen = keras_vit.export_onnx(_filled(keras_vit.ViT(config)), path, dtype=dtype)
+        seen = keras_vit.export_onnx(filled(keras_vit.ViT(config)), path, dtype=dtype)
         return seen.verification.difference / seen.verification.logits_range
     return _export_torch(side, config, batch, threads, path)
 
 
 def _export_torch(side, config, batch, threads, path):
+    from benchmarks.worker import random_images
+
+    images = random_images(config, batch)
+    expected = torch_file(side, config, images, path)
+    error = float(np.abs(_function(path, threads)(images) - expected).max() / np.ptp(expected))
+    if not error < TOLERANCE:
+        raise RuntimeError(f"the file differs from its model: {error:.1e} of the logits' range")
+    return error
+
+
+def torch_file(side, config, images, path, any_batch=False):
+    """Writes another library's model by `torch.onnx`; returns what the model gives for images."""
     import torch
 
     from benchmarks import contenders
 
     torch.manual_seed(0)
     model = contenders.build(side, config, "float32").eval()
-    with torch.no_grad():
-        for p in model.parameters():  # random numbers, also where a new model has zeros
-            p.add_(0.02 * torch.randn_like(p))
-    images = _images(config, batch)
-    shown = torch.from_numpy(_channels_first(images))
+    shown = torch.from_numpy(channels_first(images))
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        for p in model.parameters():  # random numbers, also where a new model has zeros
+            p.add_(0.02 * torch.randn_like(p))
         expected = model(shown)
-        expected = getattr(expected, "logits", expected).numpy()
         # The older exporter: the newer one needs a package of its own and writes the same products.
         torch.onnx.export(
             model,
@@ -161,11 +158,9 @@ def _export_torch(side, config, batch, threads, path):
             opset_version=OPSET,
             input_names=["images"],
             output_names=["logits"],
+            dynamic_axes={"images": {0: "batch"}} if any_batch else None,
         )
-    error = float(np.abs(_function(path, threads)(images) - expected).max() / np.ptp(expected))
-    if not error < TOLERANCE:
-        raise RuntimeError(f"the file differs from its model: {error:.1e} of the logits' range")
-    return error
+    return getattr(expected, "logits", expected).numpy()
 
 
 def _function(path, threads):
@@ -179,42 +174,12 @@ def _function(path, threads):
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     (taken,) = session.get_inputs()
     first = taken.shape[1] in (1, 3)
-    return lambda x: session.run(["logits"], {"images": _channels_first(x) if first else x})[0]
+    return lambda x: session.run(["logits"], {"images": channels_first(x) if first else x})[0]
 
 
-def _channels_first(images):
+def channels_first(images):
+    """From `(B, H, W, C)` to `(B, C, H, W)`."""
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-
-
-def _images(config, batch):
-    rng = np.random.default_rng(1)
-    return rng.standard_normal((batch, *config.input_shape), "float32")
-
-
-def measure(sides, config, batch, rounds, budget):
-    """Every side in turns."""
-    images = _images(config, batch)
-    for function, _ in (*sides.values(), *sides.values()):
-        function(images)
-    times = {name: [] for name in sides}
-    begin = time.perf_counter()
-    for i in range(rounds):
-        for name, (function, _) in sides.items():
-            times[name].append(machine.seconds(lambda f=function: f(images)))
-        if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
-            break
-    return {
-        "batch": batch,
-        "rounds": i + 1,
-        "sides": {
-            name: {
-                "best_s": min(seconds),
-                "median_s": statistics.median(seconds),
-                **sides[name][1],
-            }
-            for name, seconds in times.items()
-        },
-    }
 
 
 if __name__ == "__main__":

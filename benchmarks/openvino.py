@@ -13,19 +13,16 @@ import importlib.metadata
 import json
 import os
 import pathlib
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
-import warnings
+from functools import partial
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import children, machine
+from benchmarks.onnx import channels_first, torch_file
+from benchmarks.turns import in_turns
 
 PEER = "SavedModel bfloat16"
 OURS = {
@@ -44,8 +41,6 @@ TIMM = {
 SIDES = (*OURS, *TIMM)
 COLUMNS = ("variant", "batch", "side", "ms", "median", "CPU ms", "x SavedModel", "error", "MB")
 RESULTS = machine.ROOT / "benchmarks" / "results" / "openvino.json"
-LIMIT = 7200  # seconds until a child counts as hung
-MIN_ROUNDS = 2
 CALIBRATION = 4  # random images: the speed does not depend on them
 
 
@@ -53,23 +48,16 @@ def main():
     options = _options()
     if options.child:
         return _child(json.loads(options.child))
-    record = {"machine": machine.describe(), "threads": options.threads, "groups": []}
+    record = {**machine.begin(), "threads": options.threads, "groups": []}
     record["machine"]["versions"] |= {
         name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime", "openvino")
     }
-    if record["machine"]["load_before"] > 0.5:
-        machine.say("The machine is busy: expect noise.")
     for variant in options.variants:
         job = {"variant": variant, "batches": options.batches, "threads": options.threads}
         job |= {"rounds": options.rounds, "budget": options.budget, "sides": options.sides}
-        command = [sys.executable, "-m", "benchmarks.openvino", "--child", json.dumps(job)]
-        where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow")}
-        child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
-        record["groups"] += json.loads(child.stdout)
+        record["groups"] += children.ask("openvino", job, "tensorflow", limit=7200)
         machine.write(options.json, record)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table(record["groups"]))
-    console.print(machine.line(record["machine"]), markup=False, highlight=False)
+    machine.show(table(record["groups"]), record)
 
 
 def _options():
@@ -105,36 +93,36 @@ def table(groups):
 
 
 def _child(job):
-    result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    import tensorflow as tf
+    with children.answering() as answer, tempfile.TemporaryDirectory() as folder:
+        import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    from benchmarks.worker import variant_config
+        tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        from benchmarks.worker import random_images, variant_config
 
-    config, groups = variant_config(job["variant"]), []
-    with result, tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
+        config, groups, folder = variant_config(job["variant"]), [], pathlib.Path(folder)
         sides = open_ours(config, job["threads"], folder, [s for s in job["sides"] if s in OURS])
         sides |= open_timm(config, job["threads"], folder, [s for s in job["sides"] if s in TIMM])
         for batch in job["batches"]:
-            group = measure(sides, _images(config, batch), job["rounds"], job["budget"])
-            groups.append({"variant": job["variant"], "batch": batch, **group})
-        json.dump(groups, result)
+            images = random_images(config, batch)
+            calls = {name: partial(f, images) for name, (f, _) in sides.items()}
+            times = in_turns(calls, job["rounds"], job["budget"])
+            rows = {name: {**times[name], **facts} for name, (_, facts) in sides.items()}
+            groups.append({"variant": job["variant"], "batch": batch, "sides": rows})
+        answer(groups)
 
 
 def open_ours(config, threads, folder, sides):
     """Our exports, opened: functions from images to logits, and facts of the files."""
     import keras_vit
-    from benchmarks.serving import _filled
+    from benchmarks.worker import filled, random_images
 
-    model, opened = _filled(keras_vit.ViT(config)), {}
+    model, opened = filled(keras_vit.ViT(config)), {}
     for i, side in enumerate(sides):
         machine.say(f"{side}: exporting")
         target, options = OURS[side]
         if options.get("quantize") == "int8":
-            options = {**options, "calibration": _images(config, CALIBRATION)}
+            options = {**options, "calibration": random_images(config, CALIBRATION)}
         suffix = {"onnx": ".onnx", "openvino": ".xml", "saved_model": ""}[target]
         path = folder / f"{i}{suffix}"
         seen = getattr(keras_vit, f"export_{target}")(model, path, **options)
@@ -166,45 +154,26 @@ def open_timm(config, threads, folder, sides):
     """timm's model of the same size through `torch.onnx`, opened by OpenVINO."""
     if not sides:
         return {}
-    import torch
-
-    from benchmarks import contenders
+    from benchmarks.worker import random_images
     from keras_vit.runtime.openvino import compile_model, import_openvino
 
-    torch.manual_seed(0)
-    model = contenders.build("timm", config, "float32").eval()
-    shown = torch.from_numpy(_first(_images(config, CALIBRATION)))
-    path = folder / "timm.onnx"
-    with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for p in model.parameters():  # random numbers, also where a new model has zeros
-            p.add_(0.02 * torch.randn_like(p))
-        wanted = model(shown).numpy()
-        torch.onnx.export(
-            model,
-            (shown,),
-            str(path),
-            dynamo=False,
-            opset_version=20,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_axes={"images": {0: "batch"}},
-        )
+    images, path = random_images(config, CALIBRATION), folder / "timm.onnx"
+    shown, wanted = channels_first(images), torch_file("timm", config, images, path, any_batch=True)
     core, opened = import_openvino().Core(), {}
     for side in sides:
         made, dtype, size = core.read_model(path), TIMM[side], path.stat().st_size
         if dtype == "int8":
             try:
-                made = _by_nncf(made, shown.numpy())
+                made = _by_nncf(made, shown)
             except ImportError:
                 machine.say(f"{side}: nncf is not installed")
                 continue
             dtype, size = "bfloat16", size / 4
         compiled = compile_model(made, dtype, threads)
-        found = compiled({"images": shown.numpy()})[0]
+        found = compiled({"images": shown})[0]
         facts = {"mb": size / 1e6, "difference": float(np.abs(found - wanted).max())}
         facts["difference"] /= float(np.ptp(wanted))
-        opened[side] = (lambda x, c=compiled: c({"images": _first(x)})[0], facts)
+        opened[side] = (lambda x, c=compiled: c({"images": channels_first(x)})[0], facts)
     return opened
 
 
@@ -215,42 +184,6 @@ def _by_nncf(made, images):
     data = nncf.Dataset([image[None] for image in images])
     settings = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(images)}
     return nncf.quantize(made, data, **settings)
-
-
-def _first(images):
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-
-
-def _images(config, batch):
-    rng = np.random.default_rng(1)
-    return rng.standard_normal((batch, *config.input_shape), "float32")
-
-
-def measure(sides, images, rounds, budget):
-    """Every side in turns."""
-    for function, _ in (*sides.values(), *sides.values()):
-        function(images)
-    clock, cpu = ({name: [] for name in sides} for _ in range(2))
-    begin = time.perf_counter()
-    for i in range(rounds):
-        for name, (function, _) in sides.items():
-            used = time.process_time()
-            clock[name].append(machine.seconds(lambda f=function: f(images)))
-            cpu[name].append(time.process_time() - used)
-        if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
-            break
-    return {
-        "rounds": i + 1,
-        "sides": {
-            name: {
-                "best_s": min(clock[name]),
-                "median_s": statistics.median(clock[name]),
-                "cpu_s": statistics.median(cpu[name]),
-                **sides[name][1],
-            }
-            for name in sides
-        },
-    }
 
 
 if __name__ == "__main__":

@@ -7,28 +7,21 @@ Each variant and dtype runs in its own process. It exports every side, loads the
 import argparse
 import gc
 import json
-import os
 import pathlib
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks import flops, machine
+from benchmarks import children, flops, machine
+from benchmarks.turns import in_turns
 
 SIDES = ("fused", "plain", "keras_hub")
 DTYPES = ("float32", "bfloat16")
 RESULTS = machine.ROOT / "benchmarks" / "results" / "serving.json"
 COLUMNS = ("variant", "dtype", "batch", "side", "img/s", "median", "x keras_hub", "x plain")
-LIMIT = 3600  # seconds until a child counts as hung
-MIN_ROUNDS = 2
-PRODUCTS = 3  # matrix products a round: they take milliseconds
+PRODUCTS = ("product 1", "product 2", "product 3")  # a round: they take milliseconds
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # of the logits' range
 
 
@@ -36,23 +29,14 @@ def main():
     options = _options()
     if options.child:
         return _child(json.loads(options.child))
-    record = {"machine": machine.describe(), "groups": []}
-    if record["machine"]["load_before"] > 0.5:
-        machine.say("The machine is busy: expect noise.")
+    record = {**machine.begin(), "groups": []}
     for variant in options.variants:
         for dtype in options.dtypes:
             job = {"variant": variant, "dtype": dtype, "batches": options.batches}
             job |= {"rounds": options.rounds, "budget": options.budget}
-            command = [sys.executable, "-m", "benchmarks.serving", "--child", json.dumps(job)]
-            where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow")}
-            child = subprocess.run(
-                command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True
-            )
-            record["groups"] += json.loads(child.stdout)
+            record["groups"] += children.ask("serving", job, "tensorflow")
             machine.write(options.json, record)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table(record["groups"]))
-    console.print(machine.line(record["machine"]), markup=False, highlight=False)
+    machine.show(table(record["groups"]), record)
 
 
 def _options():
@@ -93,16 +77,14 @@ def table(groups):
 def _child(job):
     from benchmarks.worker import variant_config
 
-    result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    with result, tempfile.TemporaryDirectory() as folder:
+    with children.answering() as answer, tempfile.TemporaryDirectory() as folder:
         config = variant_config(job["variant"])
         sides = export_all(config, job["dtype"], pathlib.Path(folder))
         groups = []
         for batch in job["batches"]:
             group = measure(sides, config, job["dtype"], batch, job["rounds"], job["budget"])
             groups.append({"variant": job["variant"], "dtype": job["dtype"], **group})
-        json.dump(groups, result)
+        answer(groups)
 
 
 def export_all(config, dtype, folder, sides=SIDES):
@@ -123,28 +105,17 @@ def export_all(config, dtype, folder, sides=SIDES):
 
 def _export(side, config, dtype, path):
     import keras_vit
-    from benchmarks import contenders
+    from benchmarks import contenders, worker
 
     policy = "float32" if dtype == "float32" or side == "fused" else "mixed_bfloat16"
     if side == "keras_hub":
         contenders.build("keras_hub", config, policy).export(path, verbose=False)
         return
-    model = _filled(keras_vit.ViT(config, dtype=policy))
+    model = worker.filled(keras_vit.ViT(config, dtype=policy))
     if side == "plain":
         model.export(path, verbose=False)
         return
     keras_vit.export_saved_model(model, path, dtype=dtype, version=1)
-
-
-def _filled(model):
-    """Replaces the zeros of a new model, so that no graph can omit a sum."""
-    rng = np.random.default_rng(0)
-    for v in model.weights:
-        if v.path.endswith(("bias", "beta", "tokens")) or v.path.startswith("head"):
-            v.assign(0.02 * rng.standard_normal(v.shape, "float32"))
-        elif not v.path.endswith("gamma"):
-            v.assign(rng.standard_normal(v.shape, "float32") / np.sqrt(v.shape[0]))
-    return model
 
 
 def _function(loaded):
@@ -176,8 +147,9 @@ def _compare(functions, config, dtype):
 def _images(config, batch):
     import tensorflow as tf
 
-    rng = np.random.default_rng(1)
-    return tf.constant(rng.standard_normal((batch, *config.input_shape), "float32"))
+    from benchmarks.worker import random_images
+
+    return tf.constant(random_images(config, batch))
 
 
 def measure(sides, config, dtype, batch, rounds, budget):
@@ -186,35 +158,25 @@ def measure(sides, config, dtype, batch, rounds, budget):
 
     images = _images(config, batch)
     product, product_flops = peak.matrix_product(config, batch, dtype)
-    for function in (*sides.values(), *sides.values()):
-        function(images)
-    product()
-    times, products = {name: [] for name in sides}, []
-    begin = time.perf_counter()
-    for i in range(rounds):
-        for name, function in sides.items():
-            times[name].append(machine.seconds(lambda f=function: f(images).numpy()))
-        products += [machine.seconds(product) for _ in range(PRODUCTS)]
-        if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
-            break
-    top = product_flops / min(products)
-    done = {
-        name: flops.fused(config) if name == "fused" else flops.forward(config) for name in sides
-    }
+    calls = {name: lambda f=function: f(images).numpy() for name, function in sides.items()}
+    calls |= dict.fromkeys(PRODUCTS, product)
+    found = in_turns(calls, rounds, budget)
+    top = product_flops / min(found.pop(name)["best_s"] for name in PRODUCTS)
+    rows = {}
+    for name, times in found.items():
+        done = flops.fused(config) if name == "fused" else flops.forward(config)
+        rows[name] = {
+            "images_per_second": batch / times["best_s"],
+            "images_per_second_median": batch / times["median_s"],
+            "flops_per_image": done,
+            "share_of_peak": batch * done / times["best_s"] / top,
+        }
     return {
         "batch": batch,
-        "rounds": len(products) // PRODUCTS,
+        "rounds": times["rounds"],
         "flops_per_image": flops.forward(config),
         "peak_flops_per_second": top,
-        "sides": {
-            name: {
-                "images_per_second": batch / min(seconds),
-                "images_per_second_median": batch / statistics.median(seconds),
-                "flops_per_image": done[name],
-                "share_of_peak": batch * done[name] / min(seconds) / top,
-            }
-            for name, seconds in times.items()
-        },
+        "sides": rows,
     }
 
 

@@ -8,25 +8,19 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import children, machine
+from benchmarks.turns import in_turns
 
 KINDS = ("float32", "float16", "dynamic", "int8")
 OURS, HUB, HUB_QUANTIZER = "keras_vit", "keras_hub", "keras_hub, ai-edge-quantizer"
 RESULTS = machine.ROOT / "benchmarks" / "results" / "tflite.json"
 COLUMNS = ("variant", "threads", "file", "of", "ms", "median", "x keras_hub", "x float32", "MB")
-LIMIT = 3600  # seconds until a child counts as hung
-MIN_ROUNDS = 5
 LOOSE = 10.0  # with random weights, the accuracy of int8 means nothing
 
 
@@ -34,20 +28,17 @@ def main():
     options = _options()
     if options.child:
         return _child(json.loads(options.child))
-    record = {"machine": machine.describe(), "groups": []}
-    if record["machine"]["load_before"] > 0.5:
-        machine.say("The machine is busy: expect noise.")
+    record = {**machine.begin(), "groups": []}
     for variant in options.variants:
         with tempfile.TemporaryDirectory() as folder:
             job = {"variant": variant, "folder": folder}
-            files = _run({**job, "kinds": options.kinds})
+            files = children.ask("tflite", {**job, "kinds": options.kinds}, "tensorflow")
             for threads in options.threads:
                 times = {"threads": threads, "rounds": options.rounds, "budget": options.budget}
-                record["groups"].append(_run({**job, **times, "files": files}))
+                timed = {**job, **times, "files": files}
+                record["groups"].append(children.ask("tflite", timed, "tensorflow"))
                 machine.write(options.json, record)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table(record["groups"]))
-    console.print(machine.line(record["machine"]), markup=False, highlight=False)
+    machine.show(table(record["groups"]), record, width=120)
 
 
 def _options():
@@ -83,24 +74,13 @@ def table(groups):
     return result
 
 
-def _run(job):
-    """The answer of a child."""
-    command = [sys.executable, "-m", "benchmarks.tflite", "--child", json.dumps(job)]
-    where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow")}
-    child = subprocess.run(command, **where, stdout=subprocess.PIPE, timeout=LIMIT, check=True)
-    return json.loads(child.stdout)
-
-
 def _child(job):
-    result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    with result:
+    with children.answering() as answer:
         if "files" in job:
-            answer = measure(job["files"], job["threads"], job["rounds"], job["budget"])
-            answer = {"variant": job["variant"], "threads": job["threads"], "files": answer}
+            found = measure(job["files"], job["threads"], job["rounds"], job["budget"])
+            answer({"variant": job["variant"], "threads": job["threads"], "files": found})
         else:
-            answer = convert(job["variant"], job["kinds"], pathlib.Path(job["folder"]))
-        json.dump(answer, result)
+            answer(convert(job["variant"], job["kinds"], pathlib.Path(job["folder"])))
 
 
 def convert(variant, kinds, folder):
@@ -124,10 +104,10 @@ def convert(variant, kinds, folder):
 
 def ours(config, kinds, folder):
     import keras_vit
-    from benchmarks.serving import _filled
+    from benchmarks.worker import filled
     from keras_vit.export.verify import generated_images
 
-    model = _filled(keras_vit.ViT(config))
+    model = filled(keras_vit.ViT(config))
     files = {}
     for kind in kinds:
         files[kind] = str(folder / f"ours-{kind}.tflite")
@@ -176,35 +156,27 @@ def _written(path, content):
 
 
 def measure(files, threads, rounds, budget):
-    """Every file in turns, forwards and then backwards, so that none always follows the same."""
+    """Every file in turns."""
     from ai_edge_litert.interpreter import Interpreter
 
-    runs = []
+    calls = {}
     for file in files:
         interpreter = Interpreter(file["path"], num_threads=threads)
         interpreter.allocate_tensors()
         (entry,) = interpreter.get_input_details()
         images = np.random.default_rng(1).standard_normal(entry["shape"], "float32")
         interpreter.set_tensor(entry["index"], images)
-        interpreter.invoke()
-        runs.append((interpreter, []))
-    begin = time.perf_counter()
-    for i in range(rounds):
-        for interpreter, times in runs[:: 1 if i % 2 else -1]:
-            start = time.perf_counter()
-            interpreter.invoke()
-            times.append(1000 * (time.perf_counter() - start))
-        if i + 1 >= MIN_ROUNDS and time.perf_counter() - begin > budget:
-            break
+        calls[file["path"]] = interpreter.invoke
+    times = in_turns(calls, rounds, budget, least=5, warm_up=1)
     return [
         {
             **{key: file[key] for key in ("kind", "of")},
             "bytes": os.path.getsize(file["path"]),
-            "rounds": len(times),
-            "ms": min(times),
-            "ms_median": statistics.median(times),
+            "rounds": times[file["path"]]["rounds"],
+            "ms": 1000 * times[file["path"]]["best_s"],
+            "ms_median": 1000 * times[file["path"]]["median_s"],
         }
-        for file, (_, times) in zip(files, runs, strict=True)
+        for file in files
     ]
 
 

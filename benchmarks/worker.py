@@ -51,6 +51,23 @@ def variant_config(variant):
     return ViTConfig(**fields)
 
 
+def filled(model):
+    """Replaces the zeros of a new model, so that no graph can omit a sum."""
+    rng = np.random.default_rng(0)
+    for v in model.weights:
+        if v.path.endswith(("bias", "beta", "tokens")) or v.path.startswith("head"):
+            v.assign(0.02 * rng.standard_normal(v.shape, "float32"))
+        elif not v.path.endswith("gamma"):
+            v.assign(rng.standard_normal(v.shape, "float32") / np.sqrt(v.shape[0]))
+    return model
+
+
+def random_images(config, batch):
+    """Floats as the model takes them, `(batch, H, W, C)`."""
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((batch, *config.input_shape), "float32")
+
+
 def measure(config, *, dtype, mode, batch, rounds, budget, names=None):
     """Times every contender; one that is not installed or fails gets a row, too."""
     backend = keras.backend.backend()

@@ -1,7 +1,6 @@
 """An ONNX file exported by keras_vit, run by ONNX Runtime."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,16 @@ import numpy as np
 
 from keras_vit.runtime.base import (
     RECORD,
-    Runtime,
     check_input,
     check_threads,
     described,
     parse_record,
 )
+from keras_vit.runtime.named_outputs import NamedOutputsRuntime
 from keras_vit.weights.files.rules import refusal, refused_as
 
-AT_ONCE = 32  # images
 
-
-class OnnxRuntime(Runtime):
+class OnnxRuntime(NamedOutputsRuntime):
     """An `.onnx` file that `export_onnx` wrote, run on the CPU.
 
     Args:
@@ -47,7 +44,7 @@ class OnnxRuntime(Runtime):
         self.record = parse_record(path, data, "an ONNX", "export_onnx")
         super().__init__(path, **described(path, self.record))
         self.images = self.record["images"]
-        self._shapes = {output.name: output.shape for output in self._session.get_outputs()}
+        self.shapes = {output.name: output.shape for output in self._session.get_outputs()}
         self._check_sides()
 
     def _check_sides(self) -> None:
@@ -58,27 +55,13 @@ class OnnxRuntime(Runtime):
             raise refusal(self.path, f"take images as one {kind}", inputs=taken)
         check_input(self.path, self.config, self._session.get_inputs()[0].shape)
         wanted = {"features", *(("logits", "probabilities") if self.config.num_classes else ())}
-        if not wanted <= self._shapes.keys():
+        if not wanted <= self.shapes.keys():
             rule = f"return {', '.join(sorted(wanted))}"
-            raise refusal(self.path, rule, outputs=list(self._shapes))
+            raise refusal(self.path, rule, outputs=list(self.shapes))
 
-    def run(self, images: Any) -> dict[str, np.ndarray]:
-        """All outputs of the file by name, for images of its dtype."""
-        self._check_raw(images)
-        return self._outputs(images)
-
-    def _outputs(self, images: Any) -> dict[str, np.ndarray]:
+    def _compute(self, images: Any) -> list[np.ndarray]:
         with refused_as(self.path, "be an ONNX file that ONNX Runtime runs", (Exception,)):
-            parts = [
-                self._session.run(list(self._shapes), {"images": images[i : i + AT_ONCE]})
-                for i in range(0, len(images), AT_ONCE)
-            ]
-        if not parts:
-            parts = [[np.zeros((0, *shape[1:]), "float32") for shape in self._shapes.values()]]
-        return dict(zip(self._shapes, map(np.concatenate, zip(*parts, strict=True)), strict=True))
-
-    def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        return self._outputs(images)
+            return self._session.run(list(self.shapes), {"images": images})
 
     def _engine(self) -> str:
         from importlib.metadata import version

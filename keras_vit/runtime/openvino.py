@@ -11,22 +11,21 @@ import numpy as np
 
 from keras_vit.runtime.base import (
     RECORD,
-    Runtime,
     check_input,
     check_threads,
     described,
     parse_record,
 )
+from keras_vit.runtime.named_outputs import NamedOutputsRuntime
 from keras_vit.weights.files.documents import check_fields, one_of, stated
 
-AT_ONCE = 32  # images
 OUTPUTS = {"logits", "probabilities", "features"}
 WEIGHTS = ".bin"
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
 """OpenVINO's names of the dtypes."""
 
 
-class OpenVINORuntime(Runtime):
+class OpenVINORuntime(NamedOutputsRuntime):
     """An `.xml` file that `export_openvino` wrote, with the `.bin` file beside it, on the CPU.
 
     OpenVINO would compute in bfloat16 wherever the processor can. Here it computes in the dtype of
@@ -58,27 +57,14 @@ class OpenVINORuntime(Runtime):
         check_input(path, self.config, [0, *(axis.get_length() for axis in list(shape)[1:])])
         self.images = self.record["images"]
         self._compiled = compile_model(model, self.record["dtype"], num_threads)
-        self._shapes = {}
+        self.shapes = {}
         for output in self._compiled.outputs:  # which has the names of several nodes
             for name in output.get_names() & OUTPUTS:
-                self._shapes[name] = [axis.get_max_length() for axis in output.get_partial_shape()]
+                self.shapes[name] = [axis.get_max_length() for axis in output.get_partial_shape()]
 
-    def run(self, images: Any) -> dict[str, np.ndarray]:
-        """All outputs by name, for images of the export's dtype."""
-        self._check_raw(images)
-        return self._outputs(images)
-
-    def _outputs(self, images: Any) -> dict[str, np.ndarray]:
-        parts = []
-        for i in range(0, len(images), AT_ONCE):
-            found = self._compiled({"images": np.ascontiguousarray(images[i : i + AT_ONCE])})
-            parts.append([found[name] for name in self._shapes])
-        if not parts:
-            parts = [[np.zeros((0, *shape[1:]), "float32") for shape in self._shapes.values()]]
-        return dict(zip(self._shapes, map(np.concatenate, zip(*parts, strict=True)), strict=True))
-
-    def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        return self._outputs(images)
+    def _compute(self, images: Any) -> list[np.ndarray]:
+        found = self._compiled({"images": np.ascontiguousarray(images)})
+        return [found[name] for name in self.shapes]
 
     def _engine(self) -> str:
         from importlib.metadata import version

@@ -4,17 +4,15 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
-from keras_vit.export.accuracy import Drop, check_accuracy_data, check_drop
-from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
-from keras_vit.export.fold import check_model, fold
-from keras_vit.export.one_file import check_file, new_file
+from keras_vit.export.arguments import check_choice
+from keras_vit.export.file_export import FileExport, check_task
+from keras_vit.export.fold import fold
 from keras_vit.export.onnx.operators import (
     DTYPES,
     MAX_BYTES,
@@ -23,27 +21,10 @@ from keras_vit.export.onnx.operators import (
     to_onnx,
 )
 from keras_vit.export.onnx.quantize import QuantizedOperators, measure_channels
-from keras_vit.export.quantization import (
-    CALIBRATED,
-    MODES,
-    calibration_images,
-    check_quantizing,
-    modes_of,
-    product_names,
-)
-from keras_vit.export.record import package_versions
+from keras_vit.export.quantization import MODES, modes_of, product_names
 from keras_vit.export.smoothing import smoothed, whole_ranges
-from keras_vit.export.verify import (
-    Verification,
-    checked_pictures,
-    float32_model,
-    latencies_of_both,
-    merging_model,
-    verify_export,
-)
 from keras_vit.model import ViT
-from keras_vit.runtime import KerasRuntime
-from keras_vit.runtime.base import FORMAT, RECORD, probability_function
+from keras_vit.runtime.base import RECORD
 from keras_vit.runtime.onnx import OnnxRuntime, import_onnxruntime
 
 BOUNDS = {"float32": 1e-5, "float16": 0.005, "dynamic": 0.1, "int8": 0.3}
@@ -53,25 +34,13 @@ BOUNDS = {"float32": 1e-5, "float16": 0.005, "dynamic": 0.1, "int8": 0.3}
 FILE = ".onnx"
 
 
-@dataclasses.dataclass(frozen=True)
-class ONNXExport:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ONNXExport(FileExport):
     """What was written, and how it compares with the model."""
 
-    path: Path
     dtype: str
     """Of the weights and the products that are not quantized."""
-    quantize: str | None
-    """None, "dynamic" or "int8"."""
     opset: int
-    size: int
-    """Bytes."""
-    latency: float
-    """Milliseconds for one image in ONNX Runtime, the shortest of several."""
-    plain_latency: float
-    """The same for the Keras model in float32 on its backend; the two were timed in turns."""
-    verification: Verification
-    accuracy: Drop | None = None
-    """The model's accuracy and the file's on `accuracy_data`, or None."""
 
 
 @takes_classifier
@@ -161,27 +130,30 @@ def export_onnx(
     >>> session = onnxruntime.InferenceSession("flowers.onnx")
     >>> (logits,) = session.run(["logits"], {"images": images})
     """
-    check_model(model)
-    given, model = model, merging_model(model, token_merging)
-    config = model.config
-    target = check_file(path, FILE, overwrite)
+    task = check_task(
+        model,
+        path,
+        FILE,
+        modes=MODES,
+        quantize=quantize,
+        labels=labels,
+        activation=activation,
+        images=images,
+        calibration=calibration,
+        float_layers=float_layers,
+        token_merging=token_merging,
+        accuracy_data=accuracy_data,
+        max_drop=max_drop,
+        bound=bound,
+        verify=verify,
+        overwrite=overwrite,
+    )
     check_choice("dtype", dtype, DTYPES)
-    check_choice("quantize", quantize, (None, *MODES))
     if quantize and dtype != "float32":
         raise ValueError(
             "dtype must be 'float32' with quantize, which is about the products. "
             f"Received: dtype={dtype!r}, quantize={quantize!r}"
         )
-    check_choice("activation", activation, (None, *PROBABILITIES))
-    check_choice("images", images, IMAGES)
-    check_bound(bound)
-    names = class_names(config, labels)
-    check_accuracy_data(config, accuracy_data, max_drop)
-    pictures = None if verify is None else checked_pictures(verify, config, images)
-    check_quantizing(quantize, calibration, float_layers)
-    if calibration is not None:
-        calibration = calibration_images(calibration, config, images)
-        pictures = calibration[:CALIBRATED] if pictures is None else pictures
     onnx = import_onnx()
     import_onnxruntime()  # before any work is done
     newest = onnx.defs.onnx_opset_version()
@@ -189,38 +161,27 @@ def export_onnx(
         raise ValueError(
             f"opset must be an int from {OPSET} to {newest}. Received: opset={opset!r}"
         )
-    _check_size(model, dtype, quantize)
+    _check_size(task.model, dtype, quantize)
 
-    record = {
-        "format": FORMAT,
-        "config": config.to_dict(),
-        "labels": names,
-        "activation": activation or probability_function(config),
-        "dtype": dtype,
-        "quantize": quantize,
-        "images": images,
-        "versions": package_versions("onnx", "onnxruntime"),
-    }
-    folded, ops = fold(model), None
+    record = task.record("onnx", "onnxruntime", dtype=dtype)
+    folded, ops = fold(task.model), None
     if quantize:
-        how, ranges = modes_of(quantize, product_names(folded), float_layers or ()), {}
-        if calibration is not None:
-            folded, seen = smoothed(folded, measure_channels(folded, calibration, images))
+        how, ranges = modes_of(quantize, product_names(folded), task.float_layers), {}
+        if task.calibration is not None:
+            folded, seen = smoothed(folded, measure_channels(folded, task.calibration, images))
             ranges = whole_ranges(seen)
         ops = QuantizedOperators(how, ranges)
     made = to_onnx(
         folded,
         dtype=dtype,
         images=images,
-        activation=record["activation"],
+        activation=task.activation,
         opset=opset,
         ops=ops,
     )
     del folded, ops
     _describe(made, record)
-    reference = KerasRuntime(float32_model(model))
-    accuracy_reference = reference if given is model else KerasRuntime(float32_model(given))
-    with new_file(target, overwrite) as beside:
+    with task.new_file() as beside:
         beside.write_bytes(made.SerializeToString(deterministic=True))
         del made
         onnx.checker.check_model(os.fspath(beside), full_check=True)
@@ -232,25 +193,9 @@ def export_onnx(
             raise ValueError(
                 f"opset must be one that ONNX Runtime reads. Received: opset={opset}; {error}"
             ) from error
-        if bound is None:
-            bound = BOUNDS[quantize or dtype]
-        verification = verify_export(reference, exported, bound, pictures)
-        accuracy = None
-        if accuracy_data is not None:
-            accuracy = check_drop(accuracy_reference, exported, accuracy_data, max_drop)
-        latency, plain_latency = latencies_of_both(exported, reference.model)
+        facts = task.compare(exported, BOUNDS[quantize or dtype])
         size = beside.stat().st_size
-    return ONNXExport(
-        path=target,
-        dtype=dtype,
-        quantize=quantize,
-        opset=opset,
-        size=size,
-        latency=latency,
-        plain_latency=plain_latency,
-        verification=verification,
-        accuracy=accuracy,
-    )
+    return ONNXExport(**facts, dtype=dtype, opset=opset, size=size)
 
 
 # -- the arguments

@@ -8,32 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit.classifier import takes_classifier
-from keras_vit.export.accuracy import Drop, check_accuracy_data, check_drop
-from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
-from keras_vit.export.fold import check_model, fold
-from keras_vit.export.one_file import check_file, new_file
+from keras_vit.export.arguments import check_choice
+from keras_vit.export.file_export import FileExport, check_task
+from keras_vit.export.fold import fold
 from keras_vit.export.onnx.operators import MAX_BYTES, import_onnx
 from keras_vit.export.openvino.convert import PairedOperators, measure_channels, to_openvino
-from keras_vit.export.quantization import (
-    CALIBRATED,
-    calibration_images,
-    check_quantizing,
-    modes_of,
-    product_names,
-)
-from keras_vit.export.record import package_versions
+from keras_vit.export.quantization import modes_of, product_names
 from keras_vit.export.smoothing import whole_ranges
-from keras_vit.export.verify import (
-    Verification,
-    checked_pictures,
-    float32_model,
-    latencies_of_both,
-    merging_model,
-    verify_export,
-)
 from keras_vit.model import ViT
-from keras_vit.runtime import KerasRuntime
-from keras_vit.runtime.base import FORMAT, RECORD, probability_function
+from keras_vit.runtime.base import RECORD
 from keras_vit.runtime.openvino import (
     HINTS,
     WEIGHTS,
@@ -50,25 +33,15 @@ FILE = ".xml"
 UNKNOWN = "0" * 64  # stands for the hash of the weights until they are written
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenVINOExport:
-    """What was written, and how it compares with the model."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenVINOExport(FileExport):
+    """What was written, and how it compares with the model.
 
-    path: Path
-    """The `.xml` file; the `.bin` file is beside it."""
+    `path` is the `.xml` file; the `.bin` file is beside it.
+    """
+
     dtype: str
     """What is computed in, but for products in int8."""
-    quantize: str | None
-    """None or "int8"."""
-    size: int
-    """Bytes of both files."""
-    latency: float
-    """Milliseconds for one image in OpenVINO, the shortest of several."""
-    plain_latency: float
-    """The same for the Keras model in float32 on its backend; the two were timed in turns."""
-    verification: Verification
-    accuracy: Drop | None = None
-    """The model's accuracy and the export's on `accuracy_data`, or None."""
 
 
 @takes_classifier
@@ -141,71 +114,48 @@ def export_openvino(
     >>> export = keras_vit.export_openvino(model, "flowers.xml", dtype="bfloat16")
     >>> keras_vit.runtime.open("flowers.xml").probabilities(images)
     """
-    check_model(model)
-    given, model = model, merging_model(model, token_merging)
-    config = model.config
-    target = check_file(path, FILE, overwrite, (WEIGHTS,))
+    task = check_task(
+        model,
+        path,
+        FILE,
+        modes=("int8",),
+        companions=(WEIGHTS,),
+        quantize=quantize,
+        labels=labels,
+        activation=activation,
+        images=images,
+        calibration=calibration,
+        float_layers=float_layers,
+        token_merging=token_merging,
+        accuracy_data=accuracy_data,
+        max_drop=max_drop,
+        bound=bound,
+        verify=verify,
+        overwrite=overwrite,
+    )
     check_choice("dtype", dtype, tuple(HINTS))
-    check_choice("quantize", quantize, (None, "int8"))
-    check_choice("activation", activation, (None, *PROBABILITIES))
-    check_choice("images", images, IMAGES)
-    check_bound(bound)
-    names = class_names(config, labels)
-    check_accuracy_data(config, accuracy_data, max_drop)
-    pictures = None if verify is None else checked_pictures(verify, config, images)
-    check_quantizing(quantize, calibration, float_layers)
-    if calibration is not None:
-        calibration = calibration_images(calibration, config, images)
-        pictures = calibration[:CALIBRATED] if pictures is None else pictures
     openvino = import_openvino()  # before any work is done
     import_onnx()
-    _check_size(model)
+    _check_size(task.model)
 
-    record = {
-        "format": FORMAT,
-        "config": config.to_dict(),
-        "labels": names,
-        "activation": activation or probability_function(config),
-        "dtype": dtype,
-        "quantize": quantize,
-        "images": images,
-        "versions": package_versions("onnx", "openvino"),
-        "weights_sha256": UNKNOWN,
-    }
-    folded, ops = fold(model), None
-    if calibration is not None:
-        how = modes_of("int8", product_names(folded), float_layers or ())
-        seen = measure_channels(folded, calibration, images)
+    record = task.record("onnx", "openvino", dtype=dtype, weights_sha256=UNKNOWN)
+    folded, ops = fold(task.model), None
+    if task.calibration is not None:
+        how = modes_of("int8", product_names(folded), task.float_layers)
+        seen = measure_channels(folded, task.calibration, images)
         ops = PairedOperators(how, whole_ranges(seen))
-    made = to_openvino(folded, images=images, activation=record["activation"], ops=ops)
+    made = to_openvino(folded, images=images, activation=task.activation, ops=ops)
     del folded, ops
     made.set_rt_info(json.dumps(record, ensure_ascii=False), [RECORD])
-    reference = KerasRuntime(float32_model(model))
-    accuracy_reference = reference if given is model else KerasRuntime(float32_model(given))
-    with new_file(target, overwrite, (WEIGHTS,)) as beside:
+    with task.new_file() as beside:
         openvino.save_model(made, os.fspath(beside), compress_to_fp16=dtype == "bfloat16")
         del made
         _state_hash(beside)
         exported = OpenVINORuntime(beside)
-        if bound is None:
-            bound = BOUNDS[quantize or dtype]
-        verification = verify_export(reference, exported, bound, pictures)
-        accuracy = None
-        if accuracy_data is not None:
-            accuracy = check_drop(accuracy_reference, exported, accuracy_data, max_drop)
-        latency, plain_latency = latencies_of_both(exported, reference.model)
+        facts = task.compare(exported, BOUNDS[quantize or dtype])
         size = sum(beside.with_suffix(suffix).stat().st_size for suffix in (FILE, WEIGHTS))
         del exported  # which maps the file of the weights
-    return OpenVINOExport(
-        path=target,
-        dtype=dtype,
-        quantize=quantize,
-        size=size,
-        latency=latency,
-        plain_latency=plain_latency,
-        verification=verification,
-        accuracy=accuracy,
-    )
+    return OpenVINOExport(**facts, dtype=dtype, size=size)
 
 
 def _check_size(model: ViT) -> None:

@@ -3,39 +3,18 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from keras_vit.classifier import takes_classifier
 from keras_vit.config import ViTConfig
-from keras_vit.export.accuracy import Drop, check_drop, check_max_drop
-from keras_vit.export.arguments import (
-    IMAGES,
-    PROBABILITIES,
-    check_bound,
-    check_choice,
-    check_count,
-    class_names,
-)
-from keras_vit.export.fold import check_model, fold
-from keras_vit.export.one_file import check_file, new_file
-from keras_vit.export.quantization import CALIBRATED, calibration_images, check_quantizing
-from keras_vit.export.record import package_versions
+from keras_vit.export.arguments import check_choice, check_count
+from keras_vit.export.file_export import FileExport, check_task
+from keras_vit.export.fold import fold
 from keras_vit.export.requirement import check_tensorflow
 from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import OUTPUTS, to_float32_tflite
 from keras_vit.export.tflite.quantize import quantize_file
-from keras_vit.export.verify import (
-    Verification,
-    checked_pictures,
-    float32_model,
-    latencies_of_both,
-    merging_model,
-    verify_export,
-)
 from keras_vit.model import ViT
-from keras_vit.runtime import KerasRuntime
-from keras_vit.runtime.base import FORMAT, probability_function
 from keras_vit.runtime.tflite import TFLiteRuntime
 
 BOUNDS = {None: 1e-5, "float16": 5e-3, "dynamic": 0.1, "int8": 0.3}
@@ -44,22 +23,12 @@ BOUNDS = {None: 1e-5, "float16": 5e-3, "dynamic": 0.1, "int8": 0.3}
 FILE = ".tflite"
 
 
-@dataclasses.dataclass(frozen=True)
-class TFLiteExport:
-    """What was written, and how it compares with the model."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TFLiteExport(FileExport):
+    """What was written, and how it compares with the model.
 
-    path: Path
-    quantize: str | None
-    """None, "float16", "dynamic" or "int8"."""
-    size: int
-    """Bytes."""
-    latency: float
-    """Milliseconds for one image on one thread, the shortest of several."""
-    plain_latency: float
-    """The same for the Keras model on its backend; the two were timed in turns."""
-    verification: Verification
-    accuracy: Drop | None = None
-    """The model's accuracy and the file's on `accuracy_data`, or None."""
+    The latency is that on one thread.
+    """
 
 
 @takes_classifier
@@ -140,87 +109,67 @@ def export_tflite(
     >>> export.size, export.latency
     """
     check_tensorflow()
-    check_model(model)
-    given, model = model, merging_model(model, token_merging)
-    config = model.config
-    target = check_file(path, FILE, overwrite)
-    check_choice("quantize", quantize, tuple(BOUNDS))
-    check_choice("activation", activation, (None, *PROBABILITIES))
-    check_choice("output", output, OUTPUTS)
-    check_choice("images", images, IMAGES)
-    check_bound(bound)
+    task = check_task(
+        model,
+        path,
+        FILE,
+        modes=[mode for mode in BOUNDS if mode],
+        quantize=quantize,
+        labels=labels,
+        activation=activation,
+        images=images,
+        calibration=calibration,
+        float_layers=float_layers,
+        token_merging=token_merging,
+        accuracy_data=accuracy_data,
+        max_drop=max_drop,
+        bound=bound,
+        verify=verify,
+        overwrite=overwrite,
+    )
+    config = task.model.config
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    names = class_names(config, labels)
-    _check_head(config, output, accuracy_data, max_drop)
+    check_choice("output", output, OUTPUTS)
+    _check_head(config, output, accuracy_data)
     if description is not None and (not isinstance(description, str) or not description.strip()):
         raise ValueError(f"description must be a text. Received: description={description!r}")
-    pictures = None if verify is None else checked_pictures(verify, config, images)
-    check_quantizing(quantize, calibration, float_layers)
-    if calibration is not None:
-        calibration = calibration_images(calibration, config, images)
-        pictures = calibration[:CALIBRATED] if pictures is None else pictures
 
-    activation = activation or probability_function(config)
-    reference = KerasRuntime(float32_model(model))
-    accuracy_reference = reference if given is model else KerasRuntime(float32_model(given))
     content = to_float32_tflite(
-        fold(model), batch_size=batch_size, output=output, images=images, activation=activation
+        fold(task.model),
+        batch_size=batch_size,
+        output=output,
+        images=images,
+        activation=task.activation,
     )
     if quantize:
         content = quantize_file(
-            content, quantize, calibration=calibration, float_layers=float_layers or ()
+            content, quantize, calibration=task.calibration, float_layers=task.float_layers
         )
-    record = {
-        "format": FORMAT,
-        "config": config.to_dict(),
-        "labels": names,
-        "activation": activation,
-        "output": output,
-        "images": images,
-        "quantize": quantize,
-        "versions": package_versions("tensorflow"),
-    }
+    record = task.record("tensorflow", output=output)
     description = description or f"A Vision Transformer ({_size(config)}), made by keras_vit"
-    content = add_metadata(content, record, target.stem, description)
-    with new_file(target, overwrite) as beside:
+    content = add_metadata(content, record, task.target.stem, description)
+    with task.new_file() as beside:
         beside.write_bytes(content)
         exported = TFLiteRuntime(beside)
-        if bound is None:
-            bound = BOUNDS[quantize]
-        verification = verify_export(reference, exported, bound, pictures)
-        accuracy = None
-        if accuracy_data is not None:
-            accuracy = check_drop(accuracy_reference, exported, accuracy_data, max_drop)
-        latency, plain_latency = latencies_of_both(
-            exported, reference.model, exported.batch_size or 1
-        )
-    return TFLiteExport(
-        path=target,
-        quantize=quantize,
-        size=len(content),
-        latency=latency,
-        plain_latency=plain_latency,
-        verification=verification,
-        accuracy=accuracy,
-    )
+        facts = task.compare(exported, BOUNDS[quantize], exported.batch_size or 1)
+    return TFLiteExport(**facts, size=len(content))
 
 
 # -- the arguments
 
 
-def _check_head(config: ViTConfig, output: str, accuracy_data: Any, max_drop: Any) -> None:
+def _check_head(config: ViTConfig, output: str, accuracy_data: Any) -> None:
     if output != "features" and not config.num_classes:
         raise ValueError(
             "output must be 'features' for a model without a head. "
             f"Received: output={output!r}, num_classes=0"
         )
-    if accuracy_data is not None and (output == "features" or config.pooling is None):
+    if accuracy_data is not None and output == "features":
         raise ValueError(
             "accuracy_data must be None where the file gives no classes of an image. "
-            f"Received: output={output!r}, pooling={config.pooling!r}"
+            f"Received: output={output!r}"
         )
-    check_max_drop(max_drop)
 
 
 # -- the file
