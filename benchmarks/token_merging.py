@@ -9,18 +9,18 @@ for 2 points of ImageNet-1k with B/16 and 13 tokens a block.
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import children, machine
+from benchmarks.turns import in_turns
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "token_merging.json"
 TARGETS = {
@@ -41,9 +41,7 @@ def main():
     options = _options()
     if options.child:
         return _child(json.loads(options.child))
-    record = {"machine": machine.describe(), "speed": []}
-    if record["machine"]["load_before"] > 0.5:
-        machine.say("The machine is busy: expect noise.")
+    record = {**machine.begin(), "speed": []}
     for variant in options.variants:
         job = {"variant": variant, "batches": options.batches, "merged": [0, *options.merged]}
         job |= {"targets": options.targets, "rounds": options.rounds, "budget": options.budget}
@@ -102,63 +100,40 @@ def _quality(rows, title):
 
 
 def _in_process(job):
-    command = [sys.executable, "-m", "benchmarks.token_merging", "--child", json.dumps(job)]
     single = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    where = {"cwd": machine.ROOT, "env": machine.environment("tensorflow") | single}
-    child = subprocess.run(command, **where, stdout=subprocess.PIPE, check=True)
-    return json.loads(child.stdout)
+    return children.ask("token_merging", job, "tensorflow", 7200, **single)
 
 
 def _child(job):
-    result = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    with result:
+    with children.answering() as answer:
         if "variant" in job:
-            json.dump(list(speeds(job)), result)
+            answer(list(speeds(job)))
         else:
-            json.dump(list(accuracies(job) if "run" in job else cosines(job)), result)
+            answer(list(accuracies(job) if "run" in job else cosines(job)))
 
 
 def speeds(job):
-    """The best time of each target, batch and number of merged tokens, in turns."""
+    """The processor's time of each target, batch and number of merged tokens, in turns."""
     import keras_vit
-    from benchmarks.serving import _filled
-    from benchmarks.worker import variant_config
+    from benchmarks.worker import filled, random_images, variant_config
     from keras_vit.export.fold import fold
 
-    model = _filled(keras_vit.ViT(variant_config(job["variant"])))
+    model = filled(keras_vit.ViT(variant_config(job["variant"])))
     folded = {r: fold(keras_vit.with_token_merging(model, r)) for r in job["merged"]}
-    rng = np.random.default_rng(1)
     for batch in job["batches"]:
-        images = rng.standard_normal((batch, *model.config.input_shape), "float32")
+        images = random_images(model.config, batch)
         for target in job["targets"]:
             if batch > 1 and target in ONE_IMAGE:
                 continue
             machine.say(f"{job['variant']}, batch {batch}: {target}")
-            calls = {str(r): function(target, folded[r]) for r in job["merged"]}
-            best = measure(calls, images, job["rounds"], job["budget"])
+            calls = {str(r): partial(function(target, folded[r]), images) for r in job["merged"]}
+            times = in_turns(calls, job["rounds"], job["budget"], least=3)
             yield {
                 "variant": job["variant"],
                 "batch": batch,
                 "target": target,
-                "seconds": best,
+                "seconds": {r: row["cpu_s"] for r, row in times.items()},
             }
-
-
-def measure(calls, images, rounds, budget):
-    """The least processor time of each function, all run in turns."""
-    for call in calls.values():
-        call(images)
-    best = dict.fromkeys(calls, float("inf"))
-    end = time.perf_counter() + budget
-    for i in range(rounds):
-        for name, call in calls.items():
-            begin = time.process_time()
-            call(images)
-            best[name] = min(best[name], time.process_time() - begin)
-        if i >= 2 and time.perf_counter() > end:
-            break
-    return best
 
 
 def function(target, folded):
