@@ -9,6 +9,7 @@ MODULES = {  # in the order of the navigation
     "keras_vit.layers": "Layers",
     "keras_vit.preprocessing": "Preprocessing",
     "keras_vit.runtime": "Running models",
+    "keras_vit.bulk": "Many images",
     "keras_vit.explain": "Explanations",
     "keras_vit.train": "Training",
 }
