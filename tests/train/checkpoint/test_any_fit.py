@@ -1,13 +1,13 @@
 """`Checkpoint` and what users pass to `fit`: arrays, a PyDataset, optimizers, callbacks."""
 
 import json
-import os
 import shutil
 import signal
 
 import keras
 import numpy as np
 import pytest
+from processes import receive_sigterm
 
 from keras_vit.lock import Lock
 from keras_vit.train.checkpoint import manifest, model_state
@@ -16,12 +16,6 @@ from keras_vit.train.checkpoint.sigterm import Sigterm
 
 STEPS, BATCH, EPOCHS = 4, 6, 3
 TORCH, TENSORFLOW = (keras.backend.backend() == name for name in ("torch", "tensorflow"))
-
-
-# On TensorFlow among the slow tests: in two long runs the signal ended the process of the tests,
-# which had run many other files before. Alone, and on the other backends, they pass. The cause is
-# unknown.
-sends_sigterm = pytest.mark.slow if TENSORFLOW else lambda test: test
 
 
 def make_model(optimizer=None, seed=0):
@@ -192,12 +186,11 @@ def test_arrays_in_the_middle_of_an_epoch_are_refused(tmp_path):
         fit(make_model(), tmp_path, "arrays")
 
 
-@sends_sigterm
 def test_sigterm_with_data_that_restarts_keeps_the_last_epoch(tmp_path, caplog):
     class Terminate(Raise):
         def on_train_batch_begin(self, batch, logs=None):
             if self.seen == self.at:
-                os.kill(os.getpid(), signal.SIGTERM)
+                receive_sigterm()
             self.seen += 1
 
     with pytest.raises(SystemExit):
@@ -209,11 +202,10 @@ def test_sigterm_with_data_that_restarts_keeps_the_last_epoch(tmp_path, caplog):
     assert "SIGTERM: the run ends, nothing was saved" in caplog.text
 
 
-@sends_sigterm
 def test_sigterm_during_an_evaluation_saves_at_its_end(tmp_path):
     class Terminate(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
-            os.kill(os.getpid(), signal.SIGTERM)
+            receive_sigterm()
 
     x, y = numbers()
     checkpoint = Checkpoint(tmp_path, every_minutes=None)
@@ -224,16 +216,15 @@ def test_sigterm_during_an_evaluation_saves_at_its_end(tmp_path):
     assert Checkpoint(tmp_path).restore(make_model()).epoch == 1
 
 
-@sends_sigterm
 def test_second_sigterm_reaches_the_previous_handler():
     obeyed = []
     before = signal.signal(signal.SIGTERM, lambda *_: obeyed.append(1))
     try:
         watcher = Sigterm()
         watcher.watch()
-        os.kill(os.getpid(), signal.SIGTERM)
+        receive_sigterm()
         assert watcher.came and not obeyed
-        os.kill(os.getpid(), signal.SIGTERM)
+        receive_sigterm()
         assert obeyed == [1]
     finally:
         signal.signal(signal.SIGTERM, before)

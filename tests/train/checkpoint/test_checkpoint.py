@@ -11,6 +11,7 @@ import time
 import keras
 import numpy as np
 import pytest
+from processes import receive_sigterm
 
 from keras_vit.train.checkpoint import files, manifest, model_state
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
@@ -234,8 +235,6 @@ def test_checkpoint_error_of_the_thread_ends_the_run(tmp_path):
     assert start.step == 3 and manifest.steps(tmp_path) == [2, 3]
 
 
-# On TensorFlow among the slow tests: see test_any_fit.py.
-@(pytest.mark.slow if keras.backend.backend() == "tensorflow" else lambda test: test)
 def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
     """F13."""
     ended, evaluated = [], []
@@ -243,7 +242,7 @@ def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
     class Terminate(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if checkpoint.step == 6:
-                os.kill(os.getpid(), signal.SIGTERM)
+                receive_sigterm()
 
         def on_test_begin(self, logs=None):
             evaluated.append(checkpoint.step)
