@@ -273,9 +273,9 @@ def test_fused_refuses_other_integers(exports):
 
 @pytest.fixture
 def untimed(monkeypatch):
-    from keras_vit.export.tflite import export as tflite
+    from keras_vit.export import file_export
 
-    monkeypatch.setattr(tflite, "latencies_of_both", lambda *_: [1.0, 1.0])
+    monkeypatch.setattr(file_export, "latencies_of_both", lambda *_: [1.0, 1.0])
 
 
 INT8 = {"quantize": "int8"}

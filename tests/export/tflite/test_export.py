@@ -9,6 +9,7 @@ import pytest
 from conformance import TINY, images, run, tiny_model
 
 from keras_vit import runtime
+from keras_vit.export import file_export
 from keras_vit.export.fold import fold
 from keras_vit.export.tflite import export as tflite
 from keras_vit.export.tflite.export import export_tflite
@@ -23,7 +24,7 @@ def untimed_once(test):
 
 @pytest.fixture
 def untimed(monkeypatch):
-    monkeypatch.setattr(tflite, "latencies_of_both", lambda *_: [1.0, 1.0])
+    monkeypatch.setattr(file_export, "latencies_of_both", lambda *_: [1.0, 1.0])
 
 
 # A model that was run is not traced again: for tests that leave it as it is.
