@@ -22,6 +22,7 @@ from keras_vit.weights.files.documents import (
     TEXT,
     Rule,
     Shape,
+    check_fields,
     each,
     is_finite,
     is_text,
@@ -122,6 +123,7 @@ def _serialized(inside: Shape) -> Shape:
     return {"class_name": stated(TEXT), "config": stated(OBJECT, inside)}
 
 
+BACKBONES = ("ViTBackbone", "DeiTBackbone", "DINOV2Backbone")
 BACKBONE = _serialized(
     {
         "image_shape": SIZES,
@@ -147,7 +149,11 @@ CONVERTER = _serialized(
 
 def read_preset(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a preset of KerasHub states of the model, with its task, and of its pixels."""
-    backbone = read_document(folder / CONFIG, BACKBONE)
+    backbone = read_document(folder / CONFIG, {"class_name": stated(TEXT)})
+    if (name := backbone["class_name"]) not in BACKBONES:
+        rule = f"state a backbone that keras_vit knows, one of {', '.join(BACKBONES)}"
+        raise refusal(folder / CONFIG, rule, class_name=name)
+    check_fields(folder / CONFIG, backbone, BACKBONE)
     task = read_json(folder / preset.TASK, TASK)
     converter = read_json(folder / preset.PIXELS, CONVERTER)
     return {**backbone, "task": task.get("config")}, converter.get("config", {})
