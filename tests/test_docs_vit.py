@@ -67,8 +67,8 @@ def test_vit_page_quotes_the_source_exactly():
 
 def test_vit_page_with_a_wrong_quotation_is_found():
     wrong = replaced(
-        "# (B, T, D)\nz = self.attention(\n    z,\n    z,",
-        "# (B, T, D)\nz = self.attention(\n    z,\n    x,",
+        "# (B, T, D)\noutputs = self.attention(\n    z,\n    z,",
+        "# (B, T, D)\noutputs = self.attention(\n    z,\n    x,",
     )
     assert sum(not is_in(path, piece) for path, piece in quotations(wrong)) == 1
 
