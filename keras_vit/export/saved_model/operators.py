@@ -19,7 +19,7 @@ import numpy as np
 from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, joined
 from keras_vit.export.in_tensorflow import PlainTensorFlow
-from keras_vit.export.program import LEAST_SQUARE, Program, halves, skewed
+from keras_vit.export.program import Program, halves, skewed
 
 DTYPES = ("float32", "bfloat16")
 MAX_CONSTANTS = 1_900_000_000  # bytes; a graph of more than 2 GB cannot be serialized
@@ -186,15 +186,9 @@ class TensorFlowOperators(PlainTensorFlow):
         tf, tokens, width = self.tf, k.shape[2], x.shape[-1]
         batch, left = tf.shape(k)[0], tokens - count
         a, b = (places.astype("int32") for places in halves(start, tokens))
-        m = tf.reduce_mean(tf.cast(k, tf.float32), axis=1)  # (B, T, d)
-        square = tf.reduce_sum(m * m, axis=-1, keepdims=True)
-        m *= tf.math.rsqrt(tf.maximum(square, LEAST_SQUARE))
-        scores = tf.matmul(tf.gather(m, a, axis=1), tf.gather(m, b, axis=1), transpose_b=True)
-        order = tf.math.top_k(tf.reduce_max(scores, axis=-1), len(a)).indices  # the best first
-        source, rest = order[:, :count], order[:, count:]
+        source, rest, target = self._matched(k, a, b, count)
+        target += left - len(b)  # (B, r), of those left
         rest = -tf.math.top_k(-rest, len(a) - count).values  # in their own order
-        target = tf.argmax(scores, axis=-1, output_type=tf.int32)  # (B, A), a number in b
-        target = tf.gather(target, source, batch_dims=1) + (left - len(b))  # (B, r), of those left
         fixed = [np.arange(start, dtype="int32"), b]
         front, back = (tf.tile(part[None], [batch, 1]) for part in fixed)
         kept = tf.concat([front, tf.gather(a, rest), back], axis=1)  # (B, T - r)
@@ -213,14 +207,6 @@ class TensorFlowOperators(PlainTensorFlow):
         weights = tf.cast(weights / sizes[..., None], x.dtype)
         y = y * tf.cast(own / sizes, x.dtype)[..., None] + tf.matmul(weights, z)
         return tf.reshape(y, [-1, width]), sizes
-
-    def size_bias(self, sizes: Any) -> Any:
-        return self.tf.math.log(sizes)[:, None, None]
-
-    def mean_by_size(self, x: Any, sizes: Any, start: int, total: int) -> Any:
-        tf = self.tf
-        x = self.by_image(x, sizes.shape[1])[:, start:]
-        return tf.reduce_sum(x * sizes[:, start:, None], axis=1) / total  # (B, D)
 
     def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
         tf, heads = self.tf, scores.shape[-1]

@@ -18,7 +18,7 @@ from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
 from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.in_tensorflow import PlainTensorFlow
-from keras_vit.export.program import LEAST_SQUARE, Program, halves, skewed
+from keras_vit.export.program import Program, halves, skewed
 from keras_vit.runtime.tflite_file import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
@@ -190,15 +190,9 @@ class TFLiteOperators(PlainTensorFlow):
         tf, tokens, width = self.tf, k.shape[2], x.shape[-1]
         left = tokens - count
         a, b = (places.astype("int32") for places in halves(start, tokens))
-        m = tf.reduce_mean(k, axis=1)  # (B, T, d)
-        square = tf.reduce_sum(m * m, axis=-1, keepdims=True)
-        m *= tf.math.rsqrt(tf.maximum(square, LEAST_SQUARE))
-        scores = tf.matmul(tf.gather(m, a, axis=1), tf.gather(m, b, axis=1), transpose_b=True)
-        order = tf.math.top_k(tf.reduce_max(scores, axis=-1), len(a)).indices  # the best first
-        source, rest = order[:, :count], order[:, count:]
-        target = tf.argmax(scores, axis=-1, output_type=tf.int32)  # (B, A), a number in b
-        target = tf.gather(target, source, batch_dims=1) + (left - len(b))  # (B, r), of those left
-        zero = order[:, :1] * 0
+        source, rest, target = self._matched(k, a, b, count)
+        target += left - len(b)  # (B, r), of those left
+        zero = source[:, :1] * 0
         parts = [zero + np.arange(start, dtype="int32")] if start else []
         if len(a) > count:
             # In their own order. TFLite sorts floats alone, and the numbers are exact in them.
@@ -218,14 +212,6 @@ class TFLiteOperators(PlainTensorFlow):
         sizes = own + tf.reduce_sum(weights, axis=-1)  # (B, T - r)
         y = y * (own / sizes)[..., None] + tf.matmul(weights / sizes[..., None], z)
         return tf.reshape(y, [-1, width]), sizes
-
-    def size_bias(self, sizes: Any) -> Any:
-        return self.tf.math.log(sizes)[:, None, None]
-
-    def mean_by_size(self, x: Any, sizes: Any, start: int, total: int) -> Any:
-        tf = self.tf
-        x = self.by_image(x, sizes.shape[1])[:, start:]
-        return tf.reduce_sum(x * sizes[:, start:, None], axis=1) / total  # (B, D)
 
     def weigh(self, scores: Any, values: Any, start: int, tokens: int) -> Any:
         tf, heads = self.tf, scores.shape[-1]
