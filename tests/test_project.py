@@ -97,7 +97,7 @@ TRAIN_ARROWS = {
     },
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
-BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "train/")
+BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "layers/group_norm.py", "train/")
 # These belong to one backend and are imported only with it.
 OF_ONE_BACKEND = ("train/augment/", "train/data/", *(f"train/distribution/{b}" for b in BACKENDS))
 HEAVY = (

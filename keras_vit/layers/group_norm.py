@@ -36,6 +36,8 @@ class GroupNormalization(keras.layers.GroupNormalization):
         if self.axis != -1 or len(inputs.shape) != 4 or not (self.scale and self.center):
             return super().call(inputs)
         exact = keras.backend.result_type(inputs.dtype, "float32")
+        if keras.backend.backend() == "torch" and self.compute_dtype in ("bfloat16", "float16"):
+            return self._with_kernel(inputs)
         _, rows, columns, channels = shape = ops.shape(inputs)
         parts = (self.groups, channels // self.groups)
         x = ops.reshape(ops.cast(inputs, exact), (-1, rows * columns, *parts))  # (B, HW, g, C / g)
@@ -47,3 +49,15 @@ class GroupNormalization(keras.layers.GroupNormalization):
         )  # (B, 1, g, C / g)
         x = ops.add(ops.multiply(x, gain), ops.reshape(ops.cast(self.beta, exact), parts))
         return ops.cast(ops.reshape(x, (-1, *shape[1:])), self.compute_dtype)  # (B, H, W, C)
+
+    def _with_kernel(self, inputs):
+        """torch's own kernel, which sums in float32 and trains about seven times as fast.
+
+        Its variance is Keras', too. What that loses is less than half precision has lost before.
+        """
+        import torch
+
+        x = ops.transpose(ops.cast(inputs, self.compute_dtype), (0, 3, 1, 2))  # (B, C, H, W)
+        gamma, beta = (ops.cast(weight, x.dtype) for weight in (self.gamma, self.beta))
+        x = torch.nn.functional.group_norm(x, self.groups, gamma, beta, self.epsilon)
+        return ops.transpose(x, (0, 2, 3, 1))  # (B, H, W, C)
