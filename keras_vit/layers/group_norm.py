@@ -51,7 +51,7 @@ class GroupNormalization(keras.layers.GroupNormalization):
         return ops.cast(ops.reshape(x, (-1, *shape[1:])), self.compute_dtype)  # (B, H, W, C)
 
     def _with_kernel(self, inputs):
-        """torch's own kernel, which sums in float32 and trains about seven times as fast.
+        """The kernel of torch, which sums in float32 and trains about seven times as fast.
 
         Its variance is Keras', too. What that loses is less than half precision has lost before.
         """
