@@ -58,6 +58,8 @@ class GroupNormalization(keras.layers.GroupNormalization):
         import torch
 
         x = ops.transpose(ops.cast(inputs, self.compute_dtype), (0, 3, 1, 2))  # (B, C, H, W)
-        gamma, beta = (ops.cast(weight, x.dtype) for weight in (self.gamma, self.beta))
+        # On a CPU the gradient takes the statistics in the dtype of the weights.
+        exact = "float32" if x.device.type == "cpu" else x.dtype
+        gamma, beta = (ops.cast(weight, exact) for weight in (self.gamma, self.beta))
         x = torch.nn.functional.group_norm(x, self.groups, gamma, beta, self.epsilon)
         return ops.transpose(x, (0, 2, 3, 1))  # (B, H, W, C)
