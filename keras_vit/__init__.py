@@ -38,7 +38,7 @@ from keras_vit.variants import (
 )
 
 if TYPE_CHECKING:
-    from keras_vit import bulk, explain, runtime, train
+    from keras_vit import benchmark, bulk, explain, runtime, train
     from keras_vit.export.fused import fused
     from keras_vit.export.onnx.export import export_onnx
     from keras_vit.export.openvino.export import export_openvino
@@ -56,6 +56,7 @@ __all__ = [
     "Classifier",
     "ViT",
     "ViTConfig",
+    "benchmark",
     "bulk",
     "explain",
     "export_onnx",
@@ -100,6 +101,7 @@ __all__ = [
 
 # What reads, writes and exports models is imported on first use.
 _LATER = {
+    "benchmark": "keras_vit",
     "bulk": "keras_vit",
     "explain": "keras_vit",
     "export_onnx": "keras_vit.export.onnx.export",

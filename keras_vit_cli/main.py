@@ -11,6 +11,7 @@ import typer
 
 from keras_vit_cli import (
     backend,
+    benchmark,
     convert,
     embed,
     evaluate,
@@ -34,7 +35,10 @@ COMMANDS = {
     "Checkpoints": (models.models, info.info, convert.convert),
     "Training": (train.train, evaluate.evaluate),
     "Use": (predict.predict, embed.embed, explain.explain),
-    "Deployment": (export.export, serve.serve, serve_config.serve_config, request.request),
+    "Deployment": (
+        *(export.export, benchmark.benchmark, serve.serve, serve_config.serve_config),
+        request.request,
+    ),
 }
 
 app = typer.Typer(

@@ -99,6 +99,25 @@ def step(text: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def steps() -> Iterator[Callable[[int, int, str], None]]:
+    """Shows a bar on a terminal while different things are done one after another.
+
+    Yields:
+        A function that takes how many are done, how many there are, and what comes next.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    hidden = not err.is_terminal
+    with Progress(*columns, *times, console=err, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(done: int, total: int, text: str) -> None:
+            bar.update(task, completed=done, total=total, description=text)
+
+        yield show
+
+
 class _Speed(ProgressColumn):
     """Images a second, over the last seconds."""
 

@@ -38,6 +38,11 @@ SMALLER = {
     "deploy.md": {
         "token_merging=8": "token_merging=1",
         "max_drop=1.0": "max_drop=100",
+        "keras-vit benchmark runs/flowers --calibration photos --accuracy-data flowers/test": (
+            "keras-vit benchmark runs/flowers --seconds 0.1 --accuracy-data test --only onnx"
+        ),
+        "--batch-size 1 16": "--seconds 0.1 --batch-size 1 16",
+        'only=["onnx", "saved_model"]': 'only=["onnx", "saved_model"], seconds=0.1',
         " | jq -r 'select(.error | not) | [.image, .classes[0].label] | @tsv'": "",
     },
     "faq.md": {'from_pretrained("model.keras"': 'from_pretrained("tiny"'},
@@ -154,7 +159,9 @@ def test_page_runs(page, count, names):
 
 def test_deploy_runs(names):
     saved(names["model"], "cifar10", "flowers")
-    assert run("deploy.md", names) == 11
+    Path("test").mkdir()
+    Path("flowers/rose").rename("test/frog")
+    assert run("deploy.md", names) == 13
     assert names["export"].accuracy and np.isfinite(names["logits"]).all()
 
 

@@ -68,6 +68,7 @@ ARROWS = {
         *("atomic", "bulk", "classifier", "images", "lock", "model", "paths"),
         *("pillow_warnings", "preprocessing", "runtime"),
     },
+    "benchmark": {"benchmark", "export", "model", "preprocessing", "runtime"},
     "explain": {
         *("atomic", "classifier", "config", "explain", "images", "model", "paths"),
         "preprocessing",

@@ -10,6 +10,7 @@ MODULES = {  # in the order of the navigation
     "keras_vit.preprocessing": "Preprocessing",
     "keras_vit.runtime": "Running models",
     "keras_vit.bulk": "Many images",
+    "keras_vit.benchmark": "The fastest export",
     "keras_vit.explain": "Explanations",
     "keras_vit.train": "Training",
 }
