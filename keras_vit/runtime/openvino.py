@@ -56,7 +56,10 @@ class OpenVINORuntime(NamedOutputsRuntime):
         shape = taken.get_partial_shape()
         check_input(path, self.config, [0, *(axis.get_length() for axis in list(shape)[1:])])
         self.images = self.record["images"]
-        self._compiled = compile_model(model, self.record["dtype"], num_threads)
+        try:
+            self._compiled = compile_model(model, self.record["dtype"], num_threads)
+        except RuntimeError as error:
+            raise _not_opened(path, error) from error
         self.shapes = {}
         for output in self._compiled.outputs:  # which has the names of several nodes
             for name in output.get_names() & OUTPUTS:
@@ -108,10 +111,15 @@ def _read(path: str | os.PathLike) -> Any:
     try:
         return openvino.Core().read_model(os.fspath(path))
     except Exception as error:  # a RuntimeError of its own with the place in its sources
-        raise ValueError(
-            f"path must be an .xml file that OpenVINO {openvino.__version__} opens. "
-            f"Received: path={os.fspath(path)!r}: {error}"
-        ) from error
+        raise _not_opened(path, error) from error
+
+
+def _not_opened(path: str | os.PathLike, error: Exception) -> ValueError:
+    version = import_openvino().__version__
+    return ValueError(
+        f"path must be an .xml file that OpenVINO {version} opens. "
+        f"Received: path={os.fspath(path)!r}: {error}"
+    )
 
 
 def _record(model: Any, path: str | os.PathLike) -> dict[str, Any]:

@@ -60,6 +60,17 @@ class PairedOperators(OnnxOperators):
             weight = self.node("DequantizeLinear", weight, *scales, axis=1)
             return self.node("Add", self.node("MatMul", x, weight, shape=(-1, len(p.bias))), bias)
 
+    def reshape(self, x: Tensor, *shape: int) -> Tensor:
+        """As in float, but no scale of a product may pass where it has fewer columns than tokens.
+
+        OpenVINO moves the scale behind the reshape. It tells the columns from the tokens by which
+        are more, and refuses such models: Ti/16 from 320 px, S/16 from 448 px.
+        """
+        if len(x.shape) == 2 and x.shape[1] < shape[1]:
+            lowest = self.number(float(np.finfo("float32").min))
+            x = self.node("Max", x, lowest, shape=x.shape)  # the same numbers
+        return super().reshape(x, *shape)
+
 
 def to_openvino(folded: Folded, *, images: str, activation: str, ops: Any = None) -> Any:
     """Makes OpenVINO's model of a folded one, with the inputs and outputs of `to_onnx`."""

@@ -112,6 +112,14 @@ def test_int8_products_are_paired_and_near_the_model(model):
     assert floats == {"patches/projection", "head", "encoder_block_0/mlp/dense_1"}
 
 
+def test_int8_with_more_tokens_than_columns(tmp_path):
+    model = tiny_model(image_size=32, patch_size=4, width=16, num_heads=2)  # 64 patches, 3 * 16
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), "uint8")
+    export = export_openvino(model, tmp_path / "x.xml", quantize="int8", calibration=pixels)
+    seen = export.verification
+    assert seen.difference < 0.1 * seen.logits_range
+
+
 def test_int8_export_is_gated_and_described(model, tmp_path):
     right, path = run(model, CALIBRATION).argmax(-1), tmp_path / "tiny.xml"
     export = export_openvino(
