@@ -28,7 +28,10 @@ ASLEEP = 900.0
 SAFETY = 3 << 30
 """Bytes of data that a process may allocate, so that a fault does not take the whole machine."""
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("weights", "configs", "keras", "runs", "tflite", "onnx", "savedmodel", "pictures")
+TARGETS = (
+    *("weights", "configs", "keras", "runs", "tflite", "onnx", "savedmodel", "pictures"),
+    *("presets", "requests"),
+)
 """The names in `targets.py`, which takes seconds to import."""
 
 

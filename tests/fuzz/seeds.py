@@ -171,6 +171,23 @@ def saved_models() -> list[Seed]:
     return [{name.removeprefix("1/"): data for name, data in made(write).items()}]
 
 
+def presets() -> list[Seed]:
+    """Presets of KerasHub: a backbone, and a classifier."""
+    from keras_hub import models
+
+    sizes = {"image_shape": (16, 16, 3), "patch_size": 8, "num_layers": 1, "num_heads": 2}
+    vit = models.ViTBackbone(**sizes, hidden_dim=8, mlp_dim=12)
+    dino = {"hidden_dim": 8, "intermediate_dim": 12, "position_embedding_shape": (16, 16, 3)}
+    return [
+        made(lambda folder, model=model: model.save_to_preset(str(folder)))
+        for model in (
+            vit,
+            models.ViTImageClassifier(vit, 3),
+            models.DINOV2Backbone(**sizes, **dino),
+        )
+    ]
+
+
 def pictures() -> list[Seed]:
     """A small picture in every format, and in the variants that decoders treat differently."""
     x = np.random.default_rng(0).integers(0, 256, (23, 31, 3), dtype=np.uint8)

@@ -14,6 +14,7 @@ from pathlib import Path
 import mutations
 import numpy as np
 import seeds
+import server
 from mutations import Random
 from seeds import Seed
 
@@ -239,5 +240,7 @@ TARGETS = {
         seal_export,
     ),
     "pictures": Target(seeds.pictures, read_picture, {"": mutations.damage_bytes}),
+    "presets": Target(seeds.presets, read_weights, {**JSON, **WEIGHTS}),
+    "requests": Target(server.requests, server.send, {"": server.damage}),
 }
-"""By name. A target for the requests of a server is a function of bytes, like these."""
+"""By name."""

@@ -4,11 +4,12 @@ Time and memory are not measured here, only the errors: a busy machine must not 
 """
 
 import pytest
+import server
 from targets import READ, REFUSED, TARGETS, Target, make_input, outcome, place
 
 pytestmark = pytest.mark.backend_free
 # By target; the others need a second an input, or engines that take seconds to import.
-INPUTS = {"pictures": 120, "configs": 80, "runs": 40, "weights": 60}
+INPUTS = {"pictures": 120, "configs": 80, "runs": 40, "weights": 60, "requests": 60}
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -44,3 +45,22 @@ def test_other_errors_break_the_property(tmp_path, error, said):
     assert outcome(target, tmp_path).startswith(said)
     error = FileNotFoundError(2, "is missing", str(tmp_path / "x"))
     assert outcome(target, tmp_path) == REFUSED
+
+
+JSON = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", READ),
+        (JSON + b'{"error": "x must be y"}', REFUSED),
+        (b"", REFUSED),
+        (b"HTTP/1.1 500 Internal Server Error\r\n\r\n", "AssertionError: 500"),
+        (JSON + b'{"error": ""}', "AssertionError: 400 without a reason"),
+    ],
+)
+def test_an_answer_of_the_server_is_judged(tmp_path, monkeypatch, answer, found):
+    (tmp_path / server.FILE).write_bytes(b"")
+    monkeypatch.setattr(server, "_answer", lambda request: answer)
+    assert outcome(TARGETS["requests"], tmp_path).startswith(found)
