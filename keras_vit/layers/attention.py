@@ -6,6 +6,7 @@ import math
 import keras
 from keras import ops
 
+from keras_vit.layers.attention_blocks import LONG, attend_in_blocks
 from keras_vit.layers.composite import Composite
 from keras_vit.layers.relative_positions import RelativePositions
 from keras_vit.layers.rms_norm import norm_class
@@ -313,8 +314,13 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             ), None
         bias = bias if mask is None else ops.where(mask, 0.0, MASKED)
         q = ops.transpose(self._scaled(query), (0, 2, 1, 3))  # (B, h, T, d)
-        k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
         v = ops.transpose(value, (0, 2, 1, 3))  # (B, h, T, d)
+        long = isinstance(key.shape[1], int) and key.shape[1] >= LONG
+        plain = bias is None and not (dropped or return_attention_scores)
+        if long and plain and keras.backend.backend() == "tensorflow":
+            x = attend_in_blocks(q, ops.transpose(key, (0, 2, 1, 3)), v)  # (B, h, T, d)
+            return ops.transpose(x, (0, 2, 1, 3)), None
+        k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
         scores = ops.matmul(q, k)  # (B, h, T, T)
         exact = keras.backend.result_type(scores.dtype, "float32")
         scores = ops.cast(scores, exact)

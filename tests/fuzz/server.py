@@ -7,6 +7,7 @@ is refused counts as a file that is refused.
 
 import base64
 import functools
+import http.client
 import io
 import json
 import socket
@@ -76,31 +77,28 @@ def damage(data: bytes, random: Random) -> bytes:
 
 def send(folder: Path) -> None:
     """Sends a request and checks the answer; raises ValueError if it was refused."""
-    answer = _answer((folder / FILE).read_bytes())
-    if not answer:
+    status, body, kind = _answer((folder / FILE).read_bytes())
+    if not status:
         raise ValueError(f"{folder}: the connection was closed")
-    head, _, body = answer.partition(END)
-    status = int(head.split(b" ", 2)[1])
     if status < 400:
         return
     if status >= 500 and status not in BUSY:
         raise AssertionError(f"{status}: {body[:300]!r}")
-    if b"application/json" in head.lower() and not json.loads(body)["error"]:
+    if kind == "application/json" and not json.loads(body)["error"]:
         raise AssertionError(f"{status} without a reason")
     raise ValueError(f"{folder}: {status}")
 
 
-def _answer(request: bytes) -> bytes:
-    """What the server sends until it closes the connection."""
+def _answer(request: bytes) -> tuple[int, bytes, str | None]:
+    """The status, the body and its type; a status of 0 if the server closed the connection."""
     with socket.create_connection(("127.0.0.1", _port()), PATIENCE) as client:
-        parts = []
+        answer = http.client.HTTPResponse(client)
         try:
             client.sendall(request)
-            while part := client.recv(1 << 16):
-                parts.append(part)
-        except ConnectionError:  # it was refused before all of it was read
-            pass
-        return b"".join(parts)
+            answer.begin()
+            return answer.status, answer.read(), answer.headers["Content-Type"]
+        except (ConnectionError, http.client.HTTPException):  # before all of it was read
+            return 0, b"", None
 
 
 @functools.cache

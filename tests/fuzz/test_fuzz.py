@@ -47,17 +47,17 @@ def test_other_errors_break_the_property(tmp_path, error, said):
     assert outcome(target, tmp_path) == REFUSED
 
 
-JSON = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\r\n"
+JSON = "application/json"
 
 
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n{}", READ),
-        (JSON + b'{"error": "x must be y"}', REFUSED),
-        (b"", REFUSED),
-        (b"HTTP/1.1 500 Internal Server Error\r\n\r\n", "AssertionError: 500"),
-        (JSON + b'{"error": ""}', "AssertionError: 400 without a reason"),
+        ((200, b"{}", JSON), READ),
+        ((400, b'{"error": "x must be y"}', JSON), REFUSED),
+        ((0, b"", None), REFUSED),
+        ((500, b"", "text/plain"), "AssertionError: 500"),
+        ((400, b'{"error": ""}', JSON), "AssertionError: 400 without a reason"),
     ],
 )
 def test_an_answer_of_the_server_is_judged(tmp_path, monkeypatch, answer, found):

@@ -1,0 +1,62 @@
+"""Attention of long sequences on TensorFlow, a block of queries at a time."""
+
+import functools
+from typing import Any
+
+LONG = 1024
+"""Tokens from which queries are taken in blocks."""
+ROWS = 256
+"""Queries of a block."""
+
+
+def attend_in_blocks(q: Any, k: Any, v: Any, rows: int = ROWS) -> Any:
+    """Eq. 6 and 7 of queries that are scaled, without ever holding all T x T weights.
+
+    Shapes: B batch, h heads, T tokens, d size of a head.
+
+    The gradient computes each block's weights again instead of keeping them. A block waits for the
+    one before it, because TensorFlow would otherwise compute the scores of all of them first. JAX
+    and torch have kernels.
+
+    Args:
+        q: Queries, `(B, h, T, d)`.
+        k: Keys, `(B, h, T, d)`.
+        v: Values, `(B, h, T, d)`.
+        rows: Queries of a block.
+
+    Returns:
+        `(B, h, T, d)`.
+    """
+    import tensorflow as tf
+
+    starts = range(0, q.shape[2], rows)
+
+    @tf.custom_gradient
+    def attend(q, k, v):
+        blocks = []
+        for start in starts:
+            with tf.control_dependencies(blocks[-1:]):
+                blocks.append(tf.matmul(weights(q[:, :, start : start + rows], k), v))
+        return tf.concat(blocks, axis=2), functools.partial(gradient, q, k, v)
+
+    def gradient(q, k, v, upstream):
+        queries, keys, values = [], tf.zeros_like(k), tf.zeros_like(v)
+        for start in starts:
+            with tf.control_dependencies([keys]):
+                part, flow = (x[:, :, start : start + rows] for x in (q, upstream))
+                a = weights(part, k)  # (B, h, rows, T)
+                values += tf.matmul(a, flow, transpose_a=True)
+                a = tf.cast(a, exact)
+                flow = tf.cast(tf.matmul(flow, v, transpose_b=True), exact)
+                flow = a * (flow - tf.reduce_sum(a * flow, axis=-1, keepdims=True))
+                flow = tf.cast(flow, q.dtype)  # of the scores
+                queries.append(tf.matmul(flow, k))
+                keys += tf.matmul(flow, part, transpose_a=True)
+        return tf.concat(queries, axis=2), keys, values
+
+    def weights(q, k):
+        scores = tf.cast(tf.matmul(q, k, transpose_b=True), exact)
+        return tf.cast(tf.nn.softmax(scores), q.dtype)
+
+    exact = tf.float64 if q.dtype == tf.float64 else tf.float32
+    return attend(q, k, v)
