@@ -98,7 +98,10 @@ TRAIN_ARROWS = {
     },
 }
 BACKENDS = {"tensorflow", "jax", "torch"}
-BACKEND_FILES = ("export/", "runtime/", "explain/gradients.py", "layers/group_norm.py", "train/")
+BACKEND_FILES = (
+    *("export/", "runtime/", "explain/gradients.py", "train/"),
+    *("layers/attention_blocks.py", "layers/group_norm.py"),  # what Keras has no operation for
+)
 # These belong to one backend and are imported only with it.
 OF_ONE_BACKEND = ("train/augment/", "train/data/", *(f"train/distribution/{b}" for b in BACKENDS))
 HEAVY = (

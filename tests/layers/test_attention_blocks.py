@@ -1,0 +1,83 @@
+"""Attention in blocks of queries: the numbers and gradients of all at once, in less memory."""
+
+import keras
+import numpy as np
+import pytest
+from conformance import built_at_random, to_numpy
+
+from keras_vit import layers
+from keras_vit.layers import attention
+from keras_vit.layers.attention_blocks import attend_in_blocks
+
+pytestmark = pytest.mark.only_on("tensorflow")
+B, H, T, D = 2, 3, 7, 4
+
+
+def inputs():
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=(B, H, T, D)) for _ in range(4)]
+
+
+def at_once(q, k, v):
+    import tensorflow as tf
+
+    return tf.nn.softmax(q @ tf.transpose(k, (0, 1, 3, 2))) @ v
+
+
+def with_gradients(function, q, k, v, upstream):
+    import tensorflow as tf
+
+    x = [tf.constant(part) for part in (q, k, v)]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(*x)
+    return [part.numpy() for part in (y, *tape.gradient(y, x, upstream))]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 100])
+def test_blocks_are_exact(rows):
+    q, k, v, upstream = inputs()
+    found = with_gradients(lambda *x: attend_in_blocks(*x, rows=rows), q, k, v, upstream)
+    expected = with_gradients(at_once, q, k, v, upstream)
+    for part, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(part, wanted, rtol=1e-6, atol=1e-6)
+    assert np.abs(found[1] - with_gradients(at_once, q, k, v, -upstream)[1]).max() > 0.1
+
+
+def test_no_tensor_holds_all_weights():
+    """In the graph of the values and of the gradient."""
+    import tensorflow as tf
+
+    def shapes(function):
+        graph = tf.function(lambda *x: tf.gradients(function(*x), x)).get_concrete_function(
+            *[tf.TensorSpec((B, H, T, D))] * 3
+        )
+        outputs = [out.shape for op in graph.graph.get_operations() for out in op.outputs]
+        return {tuple(shape[1:]) for shape in outputs if shape.rank == 4}
+
+    found = shapes(lambda *x: attend_in_blocks(*x, rows=3))
+    assert (H, T, T) not in found and (H, 3, T) in found
+    assert (H, T, T) in shapes(at_once)
+
+
+@pytest.mark.parametrize("queries", [9, 2])
+def test_the_layer_takes_blocks_for_long_sequences(monkeypatch, queries):
+    used = []
+
+    def in_blocks(q, k, v):
+        used.append(q.shape[2])
+        return attend_in_blocks(q, k, v, rows=4)
+
+    rng = np.random.default_rng(0)
+    x, z = (rng.normal(size=(2, length, 12)).astype("float32") for length in (queries, 9))
+    layer = layers.MultiHeadAttention(num_heads=3, key_dim=4)
+    layer.build(x.shape, z.shape)
+    built_at_random(layer, x, z)
+    expected = to_numpy(layer(x, z))
+    monkeypatch.setattr(attention, "attend_in_blocks", in_blocks)
+    monkeypatch.setattr(attention, "LONG", 9)
+    np.testing.assert_allclose(to_numpy(layer(x, z)), expected, atol=1e-6)
+    assert used == [queries]
+    layer(x, z, return_attention_scores=True)
+    layer(x, keras.ops.convert_to_tensor(z[:, :8]))
+    assert used == [queries]
