@@ -146,7 +146,8 @@ def _verdict(found: "Comparison", size: int, model: str) -> str:
     if row is found.rows[0]:
         return f"Fastest for {images}: the model itself."
     times = row.speed(size) / found.rows[0].speed(size)
+    unknown = "" if found.images else " (accuracy not measured: give --accuracy-data)"
     return (
-        f"Fastest for {images}: {row.kind.name}, {times:.1f} times as fast as the model itself: "
-        f"keras-vit export {model} {row.command()}"
+        f"Fastest for {images}: {row.kind.name}, {times:.1f} times as fast as the model itself"
+        f"{unknown}: keras-vit export {model} {row.command()}"
     )

@@ -160,7 +160,7 @@ def compare(
         for row in rows:
             if row.problem is None:
                 steps.next(f"Writing {row.kind.name}")
-                _write(row, model, folder / row.kind.name.replace(":", "-"), calibration)
+                _write(row, model, _place(row, folder), calibration)
         for turn in range(ROUNDS):
             for row in rows[:: -1 if turn % 2 else 1]:
                 if row.problem is None:
@@ -228,8 +228,13 @@ def _write(row: Row, model: ViT, folder: Path, calibration: Any) -> None:
         row.problem = str(error)
 
 
+def _place(row: Row, folder: Path) -> Path:
+    """The folder of a row's file and outputs."""
+    return folder / row.kind.name.replace(":", "-")
+
+
 def _time(row: Row, folder: Path, batch_sizes: Sequence[int], seconds: float) -> None:
-    place = folder / row.kind.name.replace(":", "-")
+    place = _place(row, folder)
     path = place / row.kind.file
     try:
         found = timing.time_file(path, folder / timing.PICTURES, list(batch_sizes), seconds)
@@ -244,10 +249,7 @@ def _time(row: Row, folder: Path, batch_sizes: Sequence[int], seconds: float) ->
 
 def _judge(rows: list[Row], folder: Path, labels: np.ndarray) -> None:
     """Compares the outputs with those of the model, which comes first."""
-    found = [
-        np.load(folder / row.kind.name.replace(":", "-") / timing.OUTPUTS) if row.times else None
-        for row in rows
-    ]
+    found = [np.load(_place(row, folder) / timing.OUTPUTS) if row.times else None for row in rows]
     wanted = found[0]
     if wanted is None:
         raise RuntimeError(f"The model itself could not be run. {rows[0].problem}")
