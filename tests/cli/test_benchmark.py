@@ -45,7 +45,8 @@ def test_benchmark_in_a_pipe(call, measured):
     assert "onnx:int8: needs typical; images" in err and "a processor" in err
     assert (
         "Fastest for one image: openvino:bfloat16, 7.5 times as fast as the model itself "
-        "(accuracy not measured: give --accuracy-data): keras-vit export model.keras --to openvino --dtype bfloat16"
+        "(accuracy not measured: give --accuracy-data): "
+        "keras-vit export model.keras --to openvino --dtype bfloat16"
     ) in err
     assert measured["only"] == ["onnx", "openvino:bfloat16"]
     assert measured["batch_sizes"] == (1, 8, 32)
