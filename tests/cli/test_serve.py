@@ -45,7 +45,9 @@ def test_serve_says_what_is_wrong(call, tmp_path, monkeypatch):
     code, out, err = call("serve", tmp_path, "--log-level", "loud")
     assert (code, out) == (1, "") and "log-level must be debug" in err
     code, out, err = call("serve", tmp_path, "--engine", "openvino")
-    assert (code, out) == (1, "") and "--engine must be one of auto" in err and "keras_vit" not in err
+    assert (
+        (code, out) == (1, "") and "--engine must be one of auto" in err and "keras_vit" not in err
+    )
     assert serve.ENGINES == engines.ENGINES
     monkeypatch.setattr(serve, "PACKAGES", ("uvicorn", "no_such_package"))
     code, out, err = call("serve", tmp_path)
