@@ -17,7 +17,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test slow fuzz lint format bench docs dist clean
+.PHONY: help demo test slow fuzz lint format bench notebooks docs dist clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -50,6 +50,9 @@ format: $(STAMP)-lint ## fix the formatting
 
 bench: $(STAMP)-bench ## measure the speed beside other libraries (BENCH=distribution, ...)
 	@$(RUN) -m benchmarks.$(BENCH) $(ARGS)
+
+notebooks: $(STAMP)-test ## run the notebooks and write them with their outputs (ARGS=deploy: one)
+	@$(RUN) notebooks/build.py $(ARGS)
 
 docs: $(STAMP)-docs ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet $(ARGS)

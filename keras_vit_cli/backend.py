@@ -29,14 +29,19 @@ def load_library(prefer: str | None = None, *, tensorflow: bool = False) -> Any:
 
     Args:
         prefer: The backend to use if it is installed and KERAS_BACKEND is not set.
-        tensorflow: Whether the command needs TensorFlow on another backend too. It is then imported
-            here, where its greetings are hidden.
+        tensorflow: Whether the command reads images with TensorFlow on every backend. It is then
+            imported here, where its greetings are hidden.
     """
+    if tensorflow and not importlib.util.find_spec("tensorflow"):
+        raise ModuleNotFoundError(
+            "tensorflow must be installed to read training and test images, whatever the backend: "
+            "pip install 'keras3-vit[train]'"
+        )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # raised errors tell as much
     choose(prefer)
     with without_greetings():
         library = importlib.import_module("keras_vit")
-        if tensorflow and importlib.util.find_spec("tensorflow"):
+        if tensorflow:
             importlib.import_module("tensorflow")
     return library
 

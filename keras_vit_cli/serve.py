@@ -11,6 +11,7 @@ import typer
 from keras_vit_cli.backend import load_library
 from keras_vit_cli.options import CHECKPOINT, Debug, check_source
 
+ENGINES = ("auto", "tensorflow", "onnx", "keras")  # those of keras_vit.serve, which imports Keras
 PACKAGES = ("uvicorn", "starlette", "prometheus_client")
 
 
@@ -69,6 +70,9 @@ def serve(
     Example: keras-vit serve runs/flowers
     """
     sources = _sources(models)
+    if engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise ValueError(f"engine must be one of {known}. Received: engine={engine!r}")
     if log_level not in ("debug", "info", "warning", "error"):
         raise ValueError(
             f"log-level must be debug, info, warning or error. Received: log_level={log_level!r}"

@@ -83,6 +83,10 @@ def test_site_has_pages_and_names_and_loads_nothing_from_elsewhere(site):
     assert "&gt;&gt;&gt;" in reference and "<blockquote>" not in reference  # examples are code
     assert "hf://org/name[@revision][/file]" in reference
     assert "<math " in pages["docs/vit/index.html"]
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        page = pages[f"notebooks/{notebook.name}/index.html"]
+        first = site / "notebooks" / f"{notebook.stem}-1.png"
+        assert f"{notebook.stem}-1.png" in page and first.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -90,7 +94,15 @@ def test_site_with_mistakes_is_not_built(tmp_path):
     """Links to a missing page, a missing heading, and a name that does not exist."""
     root = tmp_path / "checkout"
     root.mkdir()
-    for folder in ("benchmarks", "docs", "keras_vit", "keras_vit_cli", "tests", "training"):
+    for folder in (
+        "benchmarks",
+        "docs",
+        "keras_vit",
+        "keras_vit_cli",
+        "notebooks",
+        "tests",
+        "training",
+    ):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("node_modules"))
     for file in (*ROOT.glob("*.md"), *ROOT.glob("mkdocs.yml"), ROOT / "savedmodels" / "README.md"):
         place = root / file.relative_to(ROOT)

@@ -1,4 +1,4 @@
-"""What users of Keras have around `fit`: callbacks, clones, scikit-learn, a tuner."""
+"""What users of Keras have around `fit`: callbacks, clones, scikit-learn, a tuner, a log."""
 
 import keras
 import numpy as np
@@ -88,3 +88,19 @@ def test_plot_model_draws_the_layers(tmp_path):
     pytest.importorskip("pydot")
     graph = keras.utils.model_to_dot(tiny_model()).to_string()
     assert all(name in graph for name in ("patches", "encoder_block_1", "head"))
+
+
+@pytest.mark.only_on("tensorflow")  # the callback imports it, whatever the backend
+def test_weights_and_biases_logs_the_epochs(samples, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    from wandb.integration.keras import WandbMetricsLogger
+
+    logged = []
+    run = wandb.init(mode="disabled")  # "offline" starts a process
+    monkeypatch.setattr(wandb, "log", logged.append)
+    callback = WandbMetricsLogger()
+    assert isinstance(callback, keras.callbacks.Callback)
+    fitted = compiled().fit(samples, LABELS, epochs=2, callbacks=[callback], verbose=0)
+    run.finish()
+    assert [logs["epoch/loss"] for logs in logged] == fitted.history["loss"]
+    assert logged[-1]["epoch/learning_rate"] == pytest.approx(1e-3)

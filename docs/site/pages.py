@@ -1,8 +1,9 @@
 """The pages of the site, under their paths in the repository, so that links stay as they are.
 
-The guides, both front pages and the other Markdown files are taken as they are. Two kinds of pages
-are made: the API reference (`api_reference.py`), and a page for each source file or folder that
-another page links to. No page needs another site than this one.
+The guides, both front pages and the other Markdown files are taken as they are. Three kinds of
+pages are made: the API reference (`api_reference.py`), the notebooks (`notebook_pages.py`), and a
+page for each source file or folder that another page links to. No page needs another site than this
+one.
 """
 
 import ast
@@ -15,8 +16,10 @@ from pathlib import Path
 from api_reference import MODULES, reference  # beside this file
 from latex2mathml.converter import convert as mathml  # which browsers show without a script
 from mkdocs.structure.files import File, Files, InclusionLevel
+from notebook_pages import notebook_page
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MARKDOWN = (
     *("README.md", "README.zh-CN.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("benchmarks/README.md", "savedmodels/README.md", "docs/browser/README.md"),
@@ -54,7 +57,7 @@ def linked(text: str, page: str) -> Iterator[str]:
     """Source files and folders that a page links to."""
     for link in LINK.findall("".join(FENCED.split(text)[::2])):
         path = os.path.normpath(os.path.join(os.path.dirname(page), link))
-        if (ROOT / path).exists() and Path(path).suffix not in (".md", ".png"):
+        if (ROOT / path).exists() and Path(path).suffix not in (".md", ".png", ".ipynb"):
             yield path
 
 
@@ -98,9 +101,16 @@ def on_files(files: Files, config) -> Files:
     made = {**{p: rewritten(text, p) for p, text in texts.items()}, **reference()}
     for path, text in made.items():
         site.append(File.generated(config, path, content=text))
+    shown = InclusionLevel.NOT_IN_NAV
     for path, text in sources.items():
-        shown = InclusionLevel.NOT_IN_NAV
         site.append(File.generated(config, path, content=text, inclusion=shown))
+    for notebook in NOTEBOOKS:
+        text, pictures = notebook_page(notebook)
+        path = notebook.relative_to(ROOT).as_posix()
+        page = rewritten(text, path)
+        site.append(File.generated(config, f"{path}.md", content=page, inclusion=shown))
+        for name, content in pictures.items():
+            site.append(File.generated(config, f"notebooks/{name}", content=content))
     images = sorted((ROOT / "docs" / "images").glob("*.png"))
     for file in (*images, ROOT / "docs" / "site" / "style.css"):
         path = file.relative_to(ROOT).as_posix()

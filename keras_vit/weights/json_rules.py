@@ -14,6 +14,7 @@ from keras_vit.config import ViTConfig
 from keras_vit.config_rules import MAX_SIZE
 from keras_vit.weights.files import preset
 from keras_vit.weights.files.documents import (
+    COUNT,
     FLAG,
     INT,
     NUMBER,
@@ -123,16 +124,25 @@ def _serialized(inside: Shape) -> Shape:
     return {"class_name": stated(TEXT), "config": stated(OBJECT, inside)}
 
 
-BACKBONES = ("ViTBackbone", "DeiTBackbone", "DINOV2Backbone")
-BACKBONE = _serialized(
-    {
-        "image_shape": SIZES,
-        "position_embedding_shape": Rule("two or three sizes", each(_is_size)),
-        "layer_norm_epsilon": STATED_NUMBER,
-        "layer_scale_init_value": STATED_NUMBER,
-        "use_mha_bias": FLAG,
-    }
+BACKBONES = (
+    *("ViTBackbone", "DeiTBackbone", "DINOV2Backbone", "DINOV3Backbone"),
+    *("CLIPBackbone", "CLIPVisionEncoder", "SigLIPBackbone", "SigLIPVisionEncoder"),
 )
+_TOWER: Shape = {
+    "image_shape": SIZES,
+    "position_embedding_shape": Rule("two or three sizes", each(_is_size)),
+    "num_heads": SIZE,
+    "num_register_tokens": COUNT._replace(or_null=False),
+    "use_mask_token": FLAG._replace(or_null=False),
+    "layer_norm_epsilon": STATED_NUMBER,
+    "layer_norm_eps": STATED_NUMBER,
+    "layer_scale_init_value": STATED_NUMBER,
+    "rope_theta": STATED_NUMBER,
+    "hidden_activation": TEXT._replace(or_null=False),
+    "intermediate_activation": TEXT._replace(or_null=False),
+    "use_mha_bias": FLAG,
+}
+BACKBONE = _serialized({**_TOWER, "vision_encoder": _serialized(_TOWER)})
 TASK = _serialized(
     {"num_classes": SIZE, "pooling": TEXT, "activation": TEXT, "intermediate_dim": SIZE}
 )

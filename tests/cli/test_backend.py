@@ -46,6 +46,12 @@ def test_missing_backend_says_what_to_install(monkeypatch, tmp_path):
         backend.choose()
 
 
+def test_missing_tensorflow_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'keras3-vit\[train\]'"):
+        backend.load_library(tensorflow=True)
+
+
 GREETED = """
 import os, sys
 from keras_vit_cli.backend import without_greetings

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_vit.serve import engines
 from keras_vit_cli import serve
 
 pytestmark = pytest.mark.backend_free
@@ -43,6 +44,11 @@ def test_serve_says_what_is_wrong(call, tmp_path, monkeypatch):
     assert (code, out) == (1, "") and "MODEL must be a path that exists" in err
     code, out, err = call("serve", tmp_path, "--log-level", "loud")
     assert (code, out) == (1, "") and "log-level must be debug" in err
+    code, out, err = call("serve", tmp_path, "--engine", "openvino")
+    assert (
+        (code, out) == (1, "") and "--engine must be one of auto" in err and "keras_vit" not in err
+    )
+    assert serve.ENGINES == engines.ENGINES
     monkeypatch.setattr(serve, "PACKAGES", ("uvicorn", "no_such_package"))
     code, out, err = call("serve", tmp_path)
     assert code == 1 and "no_such_package must be installed" in err and "[serve]" in err

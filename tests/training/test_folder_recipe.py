@@ -41,7 +41,7 @@ def test_folder_recipe_writes_every_figure_of_the_report(tmp_path):
     settings += [f"data.path={tmp_path / 'flowers'}"]
     train(override(load_recipe("folder"), settings), tmp_path / "run", verbose=0)
     text = (tmp_path / "run" / "report.md").read_text()
-    assert "cannot be drawn" not in text and "4 test pictures" in text
+    assert "cannot be drawn" not in text and "4 test images" in text
     for name in "curves confusion rollout features distance filters positions".split():
         assert f"]({name}.png)" in text
         with Image.open(tmp_path / "run" / f"{name}.png") as image:

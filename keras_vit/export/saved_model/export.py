@@ -28,6 +28,7 @@ from keras_vit.export.arguments import (
     class_names,
 )
 from keras_vit.export.fold import check_model
+from keras_vit.export.quiet import without_infos
 from keras_vit.export.record import as_json
 from keras_vit.export.saved_model import image_bytes, signatures, versions, warm_up
 from keras_vit.export.saved_model.child_process import in_tensorflow
@@ -198,7 +199,8 @@ def export_here(
     with versions.new_version(Path(path), version) as (folder, placed):
         with tempfile.TemporaryDirectory() as scratch:
             module, functions = signatures.make_module(model, how, Path(scratch))
-            tf.saved_model.save(module, str(folder), signatures=functions)
+            with without_infos():
+                tf.saved_model.save(module, str(folder), signatures=functions)
         warm_up.write_warm_up(folder, functions, Path(path).name)
         content = describe(model.config, how, functions)
         write_manifest(folder, content)

@@ -19,6 +19,7 @@ from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.in_tensorflow import PlainTensorFlow
 from keras_vit.export.program import Program, halves, skewed
+from keras_vit.export.quiet import without_infos
 from keras_vit.runtime.tflite_file import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
@@ -89,7 +90,8 @@ def to_float32_tflite(
         concrete = function.get_concrete_function()
         # Without the module, the converter silently drops the variables.
         converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], ops.module)
-        content = converter.convert()
+        with without_infos():
+            content = converter.convert()
     _check_operators(content)
     return content
 

@@ -136,11 +136,11 @@ def mistakes(
     lines = ["", "## Mistakes", ""]
     if predictions.num_classes <= DRAWN:
         draw_confusion(predictions, names, Path(folder, "confusion.png"), title)
-        lines += ["![What was said of each class](confusion.png)", ""]
+        lines += ["![Confusion matrix: predictions for each true class](confusion.png)", ""]
     worst = predictions.worst(10 if predictions.num_classes <= NUMBERED else 20)
     if not worst:
         return [*lines, "None."]
-    lines += ["| it is | taken for | times | of this class |", "|---|---|---:|---:|"]
+    lines += ["| true class | predicted | images | of this class |", "|---|---|---:|---:|"]
     return lines + [
         f"| {_cell(names[a])} | {_cell(names[b])} | {n} | {share:.1%} |" for a, b, n, share in worst
     ]

@@ -33,28 +33,28 @@ def draw(model: keras_vit.ViT, examples: Iterable[Any], folder: str | Path) -> l
         decode(tf.convert_to_tensor(example["image"]), channels).numpy()
         for example in islice(examples, PICTURES)
     ]
-    many = f"{len(pictures)} test pictures" if len(pictures) > 1 else "the first test picture"
+    many = f"{len(pictures)} test images" if len(pictures) > 1 else "the first test image"
     figures: dict[str, tuple[str, Callable[[], Any]]] = {
         "rollout": (
-            "What the head reads, followed back to the patches of the first test picture",
+            "Attention rollout: which patches of the first test image the head reads",
             lambda: explain.plot_attention_rollout(model, pictures[0]),
         ),
         "features": (
-            f"The patch features of {many}: alike in color is alike to the model",
+            f"Patch features of {many}: similar colors are similar features",
             lambda: explain.plot_patch_pca(model, pictures),
         ),
         "distance": (
-            f"How far each head looks, on {many}",
+            f"How far each head looks: the mean over {many}",
             lambda: explain.plot_attention_distance(model, pictures),
         ),
         "filters": (
-            "What the pixels are projected on: the leading components",
+            "Patch filters: the principal components of the patch projection",
             lambda: explain.plot_patch_filters(model),
         ),
     }
     if model.config.position_table:
         figures["positions"] = (
-            "Which positions the model takes for alike",
+            "How similar the position embeddings are to each other",
             lambda: explain.plot_position_similarity(model),
         )
     lines = ["", "## What it sees", ""]
@@ -66,4 +66,4 @@ def draw(model: keras_vit.ViT, examples: Iterable[Any], folder: str | Path) -> l
             continue
         figure.savefig(Path(folder, f"{name}.png"), dpi=110)
         lines += [f"![{text}]({name}.png)", "", f"{text}.", ""]
-    return [*lines, "`keras-vit explain` writes a page on any picture, to click through."]
+    return [*lines, "`keras-vit explain` writes an interactive page about any image."]

@@ -14,6 +14,8 @@ from keras_vit.weights.formats.huggingface_aimv2 import HUGGINGFACE_AIMV2
 from keras_vit.weights.formats.huggingface_clip import HUGGINGFACE_CLIP
 from keras_vit.weights.formats.huggingface_dinov3 import HUGGINGFACE_DINOV3
 from keras_vit.weights.formats.keras_hub import KERAS_HUB
+from keras_vit.weights.formats.keras_hub_dinov3 import KERAS_HUB_DINOV3
+from keras_vit.weights.formats.keras_hub_towers import KERAS_HUB_TOWERS
 from keras_vit.weights.formats.open_clip import OPEN_CLIP
 from keras_vit.weights.formats.table import Format
 from keras_vit.weights.formats.timm import TIMM
@@ -36,6 +38,8 @@ FORMATS = {
         OPEN_CLIP,
         VIT_PYTORCH,
         KERAS_HUB,
+        KERAS_HUB_DINOV3,
+        KERAS_HUB_TOWERS,
         MAE,
         DINO,
         BEIT,

@@ -86,7 +86,7 @@ def read_keras_hub(header: Header) -> Reading:
         "num_registers": header.size(tokens.get("registers", ""), 1, 0),
         "interpolation": "huggingface",
         **_head(header, token),
-        **_pixels(header.pixels, channels),
+        **pixel_fields(header.pixels, channels),
     }
     hidden = () if dino or epsilon in stated else header.unstated(("norm_epsilon",), {})
     return Reading(fields, {"names": names, "tokens": tokens}, assumed=tuple(hidden))
@@ -144,7 +144,7 @@ def _head(header: Header, token: bool) -> dict[str, Any]:
     }
 
 
-def _pixels(converter: Mapping[str, Any], channels: int) -> dict[str, Any]:
+def pixel_fields(converter: Mapping[str, Any], channels: int) -> dict[str, Any]:
     """(pixel / 255 - mean) / std as the converter has it, pixel * scale + offset."""
     if not converter:
         return {}
@@ -188,7 +188,7 @@ def keras_hub_rows(
     """The table of names."""
     tokens = tokens or {}
     embedding = names["embedding"]
-    yield from _dense_rows(
+    yield from dense_rows(
         f"{embedding}/{names['projection']}", "patches/projection", bias=config.patch_bias
     )
     for ours in ("class_token", "distillation_token", "registers"):
@@ -198,14 +198,9 @@ def keras_hub_rows(
     yield Pair(tokens["table"], ("position_embedding/table",), layout)
     for i in range(config.depth):
         ours, theirs = f"encoder_block_{i}", names["blocks"] + (f"_{i}" if i else "")
-        yield from _norm_rows(f"{theirs}/{names['norms'][0]}", f"{ours}/attention_norm")
-        for name in QKV:
-            source = f"{theirs}/{names['attention']}/{name}_dense"
-            yield from _dense_rows(source, f"{ours}/attention/{name}")
-        yield from _dense_rows(
-            f"{theirs}/{names['attention']}/output_dense", f"{ours}/attention/attention_output"
-        )
-        yield from _norm_rows(f"{theirs}/{names['norms'][1]}", f"{ours}/mlp_norm")
+        yield from norm_rows(f"{theirs}/{names['norms'][0]}", f"{ours}/attention_norm")
+        yield from attention_rows(f"{theirs}/{names['attention']}", f"{ours}/attention")
+        yield from norm_rows(f"{theirs}/{names['norms'][1]}", f"{ours}/mlp_norm")
         first, second = (f"{theirs}/{name}" for name in names["mlp"])
         if config.mlp == "swiglu":
             both = {f"{first}/vars/0": (config.width, 2 * config.mlp_dim)}
@@ -213,19 +208,19 @@ def keras_hub_rows(
                 yield Derived(f"{ours}/mlp/{part}/kernel", both, take)
             yield Pair(f"{first}/vars/1", (f"{ours}/mlp/gate/bias", f"{ours}/mlp/dense_1/bias"))
         else:
-            yield from _dense_rows(first, f"{ours}/mlp/dense_1")
-        yield from _dense_rows(second, f"{ours}/mlp/dense_2")
+            yield from dense_rows(first, f"{ours}/mlp/dense_1")
+        yield from dense_rows(second, f"{ours}/mlp/dense_2")
         if config.layer_scale is not None:
             for number, branch in enumerate(("attention", "mlp"), 1):
                 yield Pair(
                     f"{theirs}/layer_scale{number}/vars/0", (f"{ours}/{branch}_scale/gamma",)
                 )
-    yield from _norm_rows(names["norm"], "encoder_norm")
+    yield from norm_rows(names["norm"], "encoder_norm")
     inner = config.representation_size is not None
     if inner:
-        yield from _dense_rows(HEAD, "pre_logits")
+        yield from dense_rows(HEAD, "pre_logits")
     if config.num_classes:
-        yield from _dense_rows(f"{HEAD}_1" if inner else HEAD, "head")
+        yield from dense_rows(f"{HEAD}_1" if inner else HEAD, "head")
 
 
 def _first_half(kernel: np.ndarray) -> np.ndarray:
@@ -236,13 +231,22 @@ def _second_half(kernel: np.ndarray) -> np.ndarray:
     return kernel[:, kernel.shape[1] // 2 :]
 
 
-def _dense_rows(theirs: str, ours: str, bias: bool = True) -> Iterator[Pair]:
+def attention_rows(theirs: str, ours: str) -> Iterator[Pair]:
+    """The rows of a `MultiHeadAttention`."""
+    for name in QKV:
+        yield from dense_rows(f"{theirs}/{name}_dense", f"{ours}/{name}")
+    yield from dense_rows(f"{theirs}/output_dense", f"{ours}/attention_output")
+
+
+def dense_rows(theirs: str, ours: str, bias: bool = True) -> Iterator[Pair]:
+    """The rows of a Dense or a Conv2D."""
     yield Pair(f"{theirs}/vars/0", (f"{ours}/kernel",))
     if bias:
         yield Pair(f"{theirs}/vars/1", (f"{ours}/bias",))
 
 
-def _norm_rows(theirs: str, ours: str) -> Iterator[Pair]:
+def norm_rows(theirs: str, ours: str) -> Iterator[Pair]:
+    """The rows of a LayerNormalization."""
     yield Pair(f"{theirs}/vars/0", (f"{ours}/gamma",))
     yield Pair(f"{theirs}/vars/1", (f"{ours}/beta",))
 

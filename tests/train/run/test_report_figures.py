@@ -30,7 +30,7 @@ def test_draw_writes_the_figures_that_its_lines_link(tmp_path):
     for name in shown:
         with Image.open(tmp_path / name) as image:
             assert image.width > 200 and np.ptp(np.asarray(image.convert("L"))) > 100
-    assert any("on 2 test pictures" in line for line in lines)
+    assert any("over 2 test images" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_draw_uses_the_first_images(tmp_path, monkeypatch, count, looked_at):
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     lines = report_figures.draw(tiny_model("no_positions"), iter(given), tmp_path)
     assert "plot_position_similarity" not in taken and "plot_patch_filters" in taken
-    assert not any("positions.png" in line or "1 test pictures" in line for line in lines)
+    assert not any("positions.png" in line or "1 test images" in line for line in lines)
     np.testing.assert_array_equal(taken["plot_attention_rollout"][0], given[0]["image"])
     for name in ("plot_patch_pca", "plot_attention_distance"):
         np.testing.assert_array_equal(
@@ -74,5 +74,5 @@ def test_draw_reports_what_it_cannot_draw(tmp_path):
     model = tiny_model()
     model.get_layer("patches").projection.kernel.assign(np.full((8, 8, 3, 20), np.nan))
     text = "\n".join(report_figures.draw(model, examples(2), tmp_path))
-    assert "the leading components: it cannot be drawn." in text and "(filters.png)" not in text
+    assert "of the patch projection: it cannot be drawn." in text and "(filters.png)" not in text
     assert "(positions.png)" in text and (tmp_path / "positions.png").exists()
