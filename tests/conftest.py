@@ -22,12 +22,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def select(config, items):
-    """Deselects the tests of other backends, and those that run.py ran on its first backend."""
-    again = "SKIP_BACKEND_FREE" in os.environ
+    """Deselects the tests of other backends, and those that run.py ran on one before."""
+    before = set(os.environ.get("TESTED_BACKENDS", "").split())
     kept, left_out, ran = [], [], Counter()
     for item in items:
         free = item.get_closest_marker("backend_free")
         only = item.get_closest_marker("only_on")
+        again = before and (only is None or not before.isdisjoint(only.args))
         run = (only is None or keras.backend.backend() in only.args) and not (free and again)
         (kept if run else left_out).append(item)
         sampled = item.get_closest_marker("sampled")

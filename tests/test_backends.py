@@ -12,6 +12,8 @@ import pytest
 from processes import QUICK_JAX
 
 BACKENDS = ("tensorflow", "jax", "torch")
+# Of a stem, of positions and of pooling. test_reference.py computes each kind on each backend.
+COMPUTED = ("paper", "rope_mixed", "map", "conv_stem")
 
 WORK = """
 import sys, time, numpy as np, keras
@@ -22,7 +24,8 @@ folder, source = Path(sys.argv[1]), sys.argv[2]
 backend, models = keras.backend.backend(), {kind: tiny_model(kind) for kind in KINDS}
 for kind, model in models.items():
     model.save_weights(folder / f"{backend}.{kind}.weights.h5")
-    np.save(folder / f"{backend}.{kind}.npy", to_numpy(model(images(model.config))))
+    if kind in sys.argv[3:]:
+        np.save(folder / f"{backend}.{kind}.npy", to_numpy(model(images(model.config))))
 (folder / f"{backend}.saved").touch()
 while not (folder / f"{source}.saved").exists():
     time.sleep(0.05)
@@ -42,7 +45,7 @@ def start(backend, folder, source):
         environment["XLA_FLAGS"] = QUICK_JAX
     with (folder / f"{backend}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-c", WORK, str(folder), source],
+            [sys.executable, "-c", WORK, str(folder), source, *COMPUTED],
             env=environment,
             cwd=Path(__file__).parent.parent,
             stdout=log,
@@ -53,7 +56,7 @@ def start(backend, folder, source):
 @pytest.mark.backend_free
 @pytest.mark.timeout(1200)  # three processes with a model of each kind, on a machine of any speed
 def test_backends_agree(tmp_path):
-    """Logits agree within 1e-5; weights saved on one backend load bit for bit on the next."""
+    """Logits agree within 1e-5. Each kind's weights load bit for bit on another backend."""
     backends = [b for b in BACKENDS if importlib.util.find_spec(b)]
     if len(backends) < 2:
         pytest.skip("only one backend is installed")
@@ -72,10 +75,8 @@ def test_backends_agree(tmp_path):
     for backend, process in running.items():
         said = (tmp_path / f"{backend}.log").read_text(errors="replace")
         assert process.returncode == 0, f"{backend}: {said[-3000:]}"
-    kinds = sorted(p.name.split(".")[1] for p in tmp_path.glob("tensorflow.*.npy"))
-    assert len(kinds) > 10
-    for kind in kinds:
+    for kind in COMPUTED:
         first, *others = (np.load(tmp_path / f"{b}.{kind}.npy") for b in backends)
         for other in others:
             np.testing.assert_allclose(other, first, atol=1e-5 * max(1, np.abs(first).max()))
-    assert np.abs(first).max() > 0.1
+        assert np.abs(first).max() > 0.1
