@@ -2,7 +2,7 @@
 # and installs again when pyproject.toml has changed.
 
 PYTHON ?= python3
-BACKENDS ?= tensorflow jax torch
+BACKENDS ?= torch tensorflow jax
 ARGS ?=
 BENCH ?= throughput
 # torch and torchvision belong together: move both, here and in pyproject.toml.

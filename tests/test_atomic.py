@@ -60,25 +60,29 @@ def test_atomic_path_moves_a_complete_folder(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def killed_writer(folder):
-    """A process that is killed while it writes a file and a folder; returns their names."""
+@pytest.fixture(scope="module")
+def left_over(tmp_path_factory):
+    """Three folders where a process was killed while it wrote a file and a folder."""
+    folders = [tmp_path_factory.mktemp("killed") for _ in range(3)]
     code = (
         "import os, signal, sys, pathlib\n"
         "from keras_vit.atomic import temporary_name\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "(folder / temporary_name('a.onnx')).write_bytes(b'half')\n"
-        "(folder / temporary_name() / 'variables').mkdir(parents=True)\n"
+        "for folder in map(pathlib.Path, sys.argv[1:]):\n"
+        "    (folder / temporary_name('a.onnx')).write_bytes(b'half')\n"
+        "    (folder / temporary_name() / 'variables').mkdir(parents=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    return {path.name for path in folder.iterdir() if path.name.startswith(TEMPORARY)}
+    for folder in folders:
+        assert len([path for path in folder.iterdir() if path.name.startswith(TEMPORARY)]) == 2
+    return folders
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux' /proc")
-def test_left_over_files_are_removed_and_nothing_else(tmp_path, caplog):
-    dead = sorted(killed_writer(tmp_path))
-    assert len(dead) == 2
+def test_left_over_files_are_removed_and_nothing_else(left_over, caplog):
+    folder = left_over[0]
+    dead = sorted(path.name for path in folder.iterdir())
     mark, pid, started, rest = dead[0].removeprefix(TEMPORARY).split("-", 3)
     living = [
         temporary_name("b.onnx"),  # of this process, perhaps of another thread
@@ -88,25 +92,24 @@ def test_left_over_files_are_removed_and_nothing_else(tmp_path, caplog):
         "a.onnx",
     ]
     for name in living:
-        (tmp_path / name).write_text("")
+        (folder / name).write_text("")
     # Another process has the number of the one that was killed.
     reused = f"{TEMPORARY}{mark}-{os.getppid()}-{int(started) + 1}-{rest}"
-    (tmp_path / reused).write_text("")
+    (folder / reused).write_text("")
     caplog.set_level(logging.INFO, "keras_vit")
-    with atomic_path(tmp_path / "c.txt") as temporary:
+    with atomic_path(folder / "c.txt") as temporary:
         temporary.write_text("")
-    assert {path.name for path in tmp_path.iterdir()} == {*living, "c.txt"}
+    assert {path.name for path in folder.iterdir()} == {*living, "c.txt"}
     assert all(name in caplog.text for name in (*dead, reused))
     assert "another machine may be writing it" in caplog.text
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux' /proc")
-def test_exports_remove_what_killed_exports_left(tmp_path):
-    killed_writer(tmp_path)
-    with new_file(tmp_path / "b.onnx", overwrite=False) as beside:
+def test_exports_remove_what_killed_exports_left(left_over):
+    _, files, versions = left_over
+    with new_file(files / "b.onnx", overwrite=False) as beside:
         beside.write_bytes(b"")
-    assert [path.name for path in tmp_path.iterdir()] == ["b.onnx"]
-    killed_writer(tmp_path)
-    with new_version(tmp_path, None) as (folder, _):
+    assert [path.name for path in files.iterdir()] == ["b.onnx"]
+    with new_version(versions, None) as (folder, _):
         (folder / "saved_model.pb").write_bytes(b"")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "b.onnx"]
+    assert [path.name for path in versions.iterdir()] == ["1"]

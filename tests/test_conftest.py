@@ -26,9 +26,8 @@ class Item:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_tests_are_selected_by_their_markers(again, monkeypatch):
-    monkeypatch.delenv("SKIP_BACKEND_FREE", raising=False)
-    if again:
-        monkeypatch.setenv("SKIP_BACKEND_FREE", "1")
+    here = keras.backend.backend()
+    monkeypatch.setenv("TESTED_BACKENDS", "another" * again)
     items = [
         Item("test_a.py::test_one[slow]", mark.sampled, mark.slow),
         *(Item(f"test_a.py::test_one[{case}]", mark.sampled) for case in "abc"),
@@ -38,7 +37,10 @@ def test_tests_are_selected_by_their_markers(again, monkeypatch):
         Item("test_b.py::test_plain[a]"),
         Item("test_b.py::test_plain[b]"),
         Item("test_b.py::test_free", mark.backend_free),
-        Item("test_b.py::test_some", mark.only_on(keras.backend.backend())),
+        Item("test_b.py::test_some", mark.only_on(here)),
+        Item("test_b.py::test_free_here", mark.only_on(here), mark.backend_free),
+        Item("test_b.py::test_free_there", mark.only_on(here, "another"), mark.backend_free),
+        *(Item(f"test_b.py::test_here[{c}]", mark.only_on(here), mark.sampled) for c in "ab"),
         Item("test_b.py::test_none", mark.only_on("another")),
     ]
     left_out = []
@@ -48,8 +50,9 @@ def test_tests_are_selected_by_their_markers(again, monkeypatch):
     later = ["test_one[b]", "test_one[c]", "test_two[c]", "test_three"]
     assert slow == ["test_one[slow]", *(later if again else [])]
     gone = [item.nodeid for item in left_out]
-    assert gone == ["test_b.py::test_free"] * again + ["test_b.py::test_none"]
-    assert len(items) == 13 - again and not set(gone) & {item.nodeid for item in items}
+    ran = ["test_b.py::test_free", "test_b.py::test_free_there"]
+    assert gone == ran * again + ["test_b.py::test_none"]
+    assert len(items) == 17 - 2 * again and not set(gone) & {item.nodeid for item in items}
 
 
 def test_long_files_come_first_and_stay_whole():

@@ -6,7 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from conformance import TINY, tiny_model
+from conformance import TINY, run, tiny_model
 from PIL import Image
 
 from keras_vit import explain
@@ -170,7 +170,7 @@ def test_plots_of_classes_hold_the_arrays_and_name_them(name):
     labels = ("cat", "$x$ of a very long name that no panel has any room for", "dog")
     model, image = model_of("registers", labels=labels), pixels()
     images = preprocess(image, model.config)
-    best = int(np.argmax(model(images)))
+    best = int(np.argmax(run(model, images)))
     plot, array = getattr(plots, f"plot_{name}"), getattr(explain, name)
 
     figure = plot(model, image)

@@ -96,6 +96,7 @@ def test_decode_has_pils_pixels_for_every_kind_of_file(graphs, channels):
         assert np.abs(expected(file, pixels) - image[::-1]).mean() > 5, name
 
 
+@pytest.mark.only_on("tensorflow")  # elsewhere, an export starts a process on TensorFlow
 @pytest.mark.parametrize("channels", [1, 3])
 def test_export_has_the_model_s_logits_for_every_kind_of_file(tmp_path, channels):
     model = tiny_model(in_channels=channels)

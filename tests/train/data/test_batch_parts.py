@@ -79,11 +79,8 @@ def test_train_batches_are_split_into_parts(split, augment, processes):
     assert {x.shape[0] for part in parts for pair in part for x in pair} == {6 // processes}
     assert same(together(parts), whole)
     assert not same(together(parts[::-1]), whole)
-    late = [
-        batches(split, augment, 2, start_step=3, process=i, processes=processes)
-        for i in range(processes)
-    ]
-    assert same(together(late), whole[3:])
+    late = batches(split, augment, 2, start_step=3, process=1, processes=processes)
+    assert same(late, parts[1][3:])
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -37,6 +37,7 @@ def save(tmp_path, arrays, name="file.npz"):
     return tmp_path / name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", GOOGLE)
 def test_google_logits_equal_reference(tmp_path, kind):
     params = flax.random_google(**GOOGLE[kind])

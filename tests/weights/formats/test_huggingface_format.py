@@ -43,6 +43,7 @@ def saved(tmp_path, kind, **fields):
     return source, tmp_path / "source"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_huggingface_logits_equal_source(tmp_path, kind):
     source, folder = saved(tmp_path, kind, **KINDS[kind])

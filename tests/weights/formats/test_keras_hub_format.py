@@ -6,6 +6,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from conformance import to_numpy
 
 import keras_vit
 from keras_vit.weights.files.rules import Refused
@@ -87,7 +88,7 @@ def test_weights_of_a_preset_are_the_preset(tmp_path):
         keras_vit.from_pretrained(path) for path in (tmp_path, tmp_path / "model.weights.h5")
     )
     for one, other in zip(by_folder.weights, by_file.weights, strict=True):
-        np.testing.assert_array_equal(np.asarray(one.value), np.asarray(other.value))
+        np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
     info = keras_vit.weights.load.inspect(tmp_path)
     assert (info.format, info.config.num_classes, info.config.norm_epsilon) == (
         "keras_hub",

@@ -59,6 +59,7 @@ STATED = {
 WRITTEN = [kind for kind in KINDS if kind not in ("registers with rows", "gap of registers")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_timm_logits_equal_source(tmp_path, kind):
     source = sources.timm_vit(**KINDS[kind])
