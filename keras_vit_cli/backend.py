@@ -24,15 +24,18 @@ GREETINGS = re.compile(
 log = logging.getLogger("keras_vit")
 
 
-def load_library(prefer: str | None = None, *, tensorflow: bool = False) -> Any:
+def load_library(
+    prefer: str | None = None, *, tensorflow: bool = False, datasets: bool = False
+) -> Any:
     """Imports `keras_vit`, and with it Keras, on a backend that is installed.
 
     Args:
         prefer: The backend to use if it is installed and KERAS_BACKEND is not set.
-        tensorflow: Whether the command reads images with TensorFlow on every backend. It is then
-            imported here, where its greetings are hidden.
+        tensorflow: Whether the command uses TensorFlow, if it is installed, on another backend too.
+            It is then imported here, where its greetings are hidden.
+        datasets: Whether the command reads training and test images, which needs TensorFlow.
     """
-    if tensorflow and not importlib.util.find_spec("tensorflow"):
+    if datasets and not importlib.util.find_spec("tensorflow"):
         raise ModuleNotFoundError(
             "tensorflow must be installed to read training and test images, whatever the backend: "
             "pip install 'keras3-vit[train]'"
@@ -41,7 +44,7 @@ def load_library(prefer: str | None = None, *, tensorflow: bool = False) -> Any:
     choose(prefer)
     with without_greetings():
         library = importlib.import_module("keras_vit")
-        if tensorflow:
+        if datasets or (tensorflow and importlib.util.find_spec("tensorflow")):
             importlib.import_module("tensorflow")
     return library
 

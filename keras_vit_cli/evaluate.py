@@ -59,7 +59,7 @@ def evaluate(
     Example: keras-vit evaluate runs/digits --few-shot 5 10
     """
     check_source("model", model)
-    found = load_library(tensorflow=True).train.evaluate(
+    found = load_library(datasets=True).train.evaluate(
         model,
         data=data,
         path=path,

@@ -86,7 +86,7 @@ def train(
     if preview is not None:
         if recipe is None:
             raise typer.BadParameter("--recipe or --data is required with --preview")
-        written = load_library(tensorflow=True).train.preview(
+        written = load_library(datasets=True).train.preview(
             recipe, preview, overrides=settings or (), data=data
         )
         print(f"wrote {written}")
@@ -97,7 +97,7 @@ def train(
         raise typer.BadParameter(f"--data or --recipe is required: there is no run in {workdir}")
     if recipe is not None and recipe.endswith(".py") and not Path(recipe).is_file():
         raise FileNotFoundError(f"recipe must be a file that exists. Received: {recipe!r}")
-    library = load_library(tensorflow=True)
+    library = load_library(datasets=True)
     try:
         library.train.train(
             recipe,

@@ -49,7 +49,7 @@ def test_missing_backend_says_what_to_install(monkeypatch, tmp_path):
 def test_missing_tensorflow_says_what_to_install(monkeypatch):
     monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'keras3-vit\[train\]'"):
-        backend.load_library(tensorflow=True)
+        backend.load_library(datasets=True)
 
 
 GREETED = """
