@@ -314,13 +314,12 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
             ), None
         bias = bias if mask is None else ops.where(mask, 0.0, MASKED)
         q = ops.transpose(self._scaled(query), (0, 2, 1, 3))  # (B, h, T, d)
+        k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
         v = ops.transpose(value, (0, 2, 1, 3))  # (B, h, T, d)
         long = isinstance(key.shape[1], int) and key.shape[1] >= LONG
         plain = bias is None and not (dropped or return_attention_scores)
         if long and plain and keras.backend.backend() == "tensorflow":
-            x = attend_in_blocks(q, ops.transpose(key, (0, 2, 1, 3)), v)  # (B, h, T, d)
-            return ops.transpose(x, (0, 2, 1, 3)), None
-        k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
+            return ops.transpose(attend_in_blocks(q, k, v), (0, 2, 1, 3)), None
         scores = ops.matmul(q, k)  # (B, h, T, T)
         exact = keras.backend.result_type(scores.dtype, "float32")
         scores = ops.cast(scores, exact)

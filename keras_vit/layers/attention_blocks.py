@@ -20,7 +20,7 @@ def attend_in_blocks(q: Any, k: Any, v: Any, rows: int = ROWS) -> Any:
 
     Args:
         q: Queries, `(B, h, T, d)`.
-        k: Keys, `(B, h, T, d)`.
+        k: Keys, `(B, h, d, T)`.
         v: Values, `(B, h, T, d)`.
         rows: Queries of a block.
 
@@ -50,12 +50,12 @@ def attend_in_blocks(q: Any, k: Any, v: Any, rows: int = ROWS) -> Any:
                 flow = tf.cast(tf.matmul(flow, v, transpose_b=True), exact)
                 flow = a * (flow - tf.reduce_sum(a * flow, axis=-1, keepdims=True))
                 flow = tf.cast(flow, q.dtype)  # of the scores
-                queries.append(tf.matmul(flow, k))
-                keys += tf.matmul(flow, part, transpose_a=True)
+                queries.append(tf.matmul(flow, k, transpose_b=True))
+                keys += tf.matmul(part, flow, transpose_a=True)
         return tf.concat(queries, axis=2), keys, values
 
     def weights(q, k):
-        scores = tf.cast(tf.matmul(q, k, transpose_b=True), exact)
+        scores = tf.cast(tf.matmul(q, k), exact)
         return tf.cast(tf.nn.softmax(scores), q.dtype)
 
     exact = tf.float64 if q.dtype == tf.float64 else tf.float32

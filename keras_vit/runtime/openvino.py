@@ -1,5 +1,6 @@
 """OpenVINO's two files, exported by keras_vit and run by OpenVINO on the CPU."""
 
+import functools
 import hashlib
 import hmac
 import os
@@ -86,12 +87,23 @@ def import_openvino() -> Any:
     return openvino
 
 
+@functools.cache
+def core() -> Any:
+    """OpenVINO's `Core`, one for the whole process.
+
+    Each replaces the stack on which the process handles signals, and restores the one before when
+    it ends. If two do not end in reverse order, that one is gone: the next signal, such as the
+    SIGTERM after which a run saves its state, would be a segmentation fault.
+    """
+    return import_openvino().Core()
+
+
 def compile_model(model: Any, dtype: str, num_threads: int | None = None) -> Any:
     """A model of OpenVINO, compiled for the CPU to compute in a dtype."""
     settings = {"INFERENCE_PRECISION_HINT": HINTS[dtype], "PERFORMANCE_HINT": "LATENCY"}
     if num_threads is not None:
         settings["INFERENCE_NUM_THREADS"] = str(num_threads)
-    return import_openvino().Core().compile_model(model, "CPU", settings)
+    return core().compile_model(model, "CPU", settings)
 
 
 def weights_hash(path: str | os.PathLike) -> str:
@@ -101,7 +113,6 @@ def weights_hash(path: str | os.PathLike) -> str:
 
 
 def _read(path: str | os.PathLike) -> Any:
-    openvino = import_openvino()
     for file in (Path(path), Path(path).with_suffix(WEIGHTS)):
         if not file.is_file():
             raise FileNotFoundError(
@@ -109,7 +120,7 @@ def _read(path: str | os.PathLike) -> Any:
                 f"Received: path={os.fspath(path)!r}, without {file.name}"
             )
     try:
-        return openvino.Core().read_model(os.fspath(path))
+        return core().read_model(os.fspath(path))
     except Exception as error:  # a RuntimeError of its own with the place in its sources
         raise _not_opened(path, error) from error
 

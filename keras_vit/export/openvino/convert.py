@@ -17,7 +17,7 @@ from keras_vit.export.onnx.operators import OnnxOperators, Tensor, to_onnx
 from keras_vit.export.onnx.quantize import channels_graph, channels_of, input_scale
 from keras_vit.export.quantization import Ranges, int8_kernel
 from keras_vit.export.smoothing import Channels
-from keras_vit.runtime.openvino import compile_model, import_openvino
+from keras_vit.runtime.openvino import compile_model, core
 
 AT_ONCE = 8  # images of a calibration
 
@@ -98,4 +98,4 @@ def measure_channels(folded: Folded, images: np.ndarray, takes: str = "float32")
 
 def read_onnx(made: Any) -> Any:
     """An ONNX model in memory as OpenVINO's."""
-    return import_openvino().Core().read_model(made.SerializeToString())
+    return core().read_model(made.SerializeToString())

@@ -1,5 +1,7 @@
 """OpenVINO's files: they are the model, say what they are, and are complete or absent."""
 
+import ctypes
+import gc
 import json
 import sys
 
@@ -16,7 +18,7 @@ from keras_vit.export.openvino.convert import PairedOperators, measure_channels,
 from keras_vit.export.openvino.export import export_openvino
 from keras_vit.export.quantization import modes_of, product_names
 from keras_vit.export.smoothing import whole_ranges
-from keras_vit.runtime.openvino import OpenVINORuntime, compile_model
+from keras_vit.runtime.openvino import OpenVINORuntime, compile_model, core
 
 openvino = pytest.importorskip("openvino")
 pytest.importorskip("onnx")
@@ -76,7 +78,7 @@ def test_export_openvino_writes_two_verified_files(model, exported):
 def test_runtime_computes_in_the_dtype_of_the_export(model, tmp_path):
     export = export_openvino(model, tmp_path / "half.xml", dtype="bfloat16", images="uint8")
     hint = OpenVINORuntime(export.path)._compiled.get_property("INFERENCE_PRECISION_HINT")
-    able = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    able = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     assert hint == (openvino.Type.bf16 if able else openvino.Type.f32)
     seen = export.verification
     assert 1e-5 < seen.difference / seen.logits_range < BFLOAT16  # the weights are rounded anyway
@@ -209,6 +211,34 @@ def test_export_openvino_refuses_what_it_cannot_write(tmp_path, monkeypatch):
 
 
 def test_record_is_json_in_the_file(exported):
-    read = openvino.Core().read_model(exported.path)
+    read = core().read_model(exported.path)
     record = json.loads(read.get_rt_info(["keras_vit"]).astype(str))
     assert record["format"] == 1 and len(record["weights_sha256"]) == 64
+
+
+class SignalStack(ctypes.Structure):
+    """`stack_t` of Linux: where a signal is handled."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+def on_mapped_memory(stack):
+    with open("/proc/self/maps") as maps:
+        ends = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps]
+    return any(start <= stack.start < end for start, end in ends)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_signals_can_be_handled_after_files_were_closed(tmp_path):
+    """OpenVINO replaces their stack, and took it along when files closed in this order."""
+    path = export_openvino(tiny_model(), tmp_path / "a.xml").path
+    first, second = OpenVINORuntime(path), OpenVINORuntime(path)
+    del first
+    gc.collect()
+    del second
+    gc.collect()
+    stack = SignalStack()
+    ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack))
+    assert stack.start is None or on_mapped_memory(stack)
+    stack.start = 8  # negative control
+    assert not on_mapped_memory(stack)
