@@ -103,7 +103,7 @@ AUGMENT = {
     "cifar10_mae": Augment(crop="pad", flip=True),
     "cifar10_distill": Augment(crop="pad", flip=True),
     "cifar10_few_labels": Augment(
-        crop="pad", flip=True, rand_augment_layers=2, rand_augment_magnitude=9
+        crop="pad", flip=True, rand_augment_layers=1, rand_augment_magnitude=5
     ),
     "imagenet1k_mae_b16": Augment(crop="inception", crop_area=(0.2, 1.0), flip=True),
     "imagenet1k_dino_s16": Augment(),  # the views are the objective's
