@@ -11,7 +11,7 @@ from keras_vit_cli.backend import load_library
 from keras_vit_cli.options import CHECKPOINT, AsJson, Debug, check_folder, check_source
 
 if TYPE_CHECKING:
-    from keras_vit.benchmark import Comparison, Row
+    from keras_vit.benchmark import Comparison, Measured
 
 MEGA = 1e6
 
@@ -111,7 +111,7 @@ def _titles(found: "Comparison") -> list[str]:
     return ["", *speeds, f"p50 ms, {first}", f"p99 ms, {first}", "file MB", "memory MB", lost]
 
 
-def _cells(found: "Comparison", row: "Row") -> list[str]:
+def _cells(found: "Comparison", row: "Measured") -> list[str]:
     if not row.times:
         return [row.kind.name, *[""] * (len(found.batch_sizes) + 5)]
     first = found.batch_sizes[0]

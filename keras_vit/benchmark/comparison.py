@@ -17,6 +17,7 @@ from keras_vit.benchmark.kinds import KERAS, Kind, chosen
 from keras_vit.export.accuracy import batches, check_max_drop
 from keras_vit.model import ViT
 from keras_vit.runtime import KerasRuntime
+from keras_vit.runtime.base import usable_cores
 
 BATCH_SIZES = (1, 8, 32)
 ROUNDS = 2
@@ -26,7 +27,7 @@ RANDOM = 16
 
 
 @dataclasses.dataclass(kw_only=True)
-class Row:
+class Measured:
     """A kind of file, and what was measured.
 
     Attributes:
@@ -75,13 +76,13 @@ class Comparison:
         max_drop: The most points that a winner may lose.
     """
 
-    rows: list[Row]
+    rows: list[Measured]
     batch_sizes: tuple[int, ...]
     machine: str
     images: int
     max_drop: float
 
-    def winner(self, batch_size: int) -> Row:
+    def winner(self, batch_size: int) -> Measured:
         """The fastest of those that do not lose more than `max_drop` points."""
         rows = [row for row in self.rows if row.times and (row.points or 0) <= self.max_drop]
         return max(rows, key=lambda row: row.speed(batch_size))
@@ -96,7 +97,7 @@ class Comparison:
             "fastest": {str(size): self.winner(size).kind.name for size in self.batch_sizes},
         }
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, row: Measured) -> dict[str, Any]:
         facts = {"kind": row.kind.name, "problem": row.problem}
         if row.times:
             sizes = self.batch_sizes
@@ -152,8 +153,8 @@ def compare(
     kinds = chosen(only)
     _check(model, batch_sizes, seconds, max_drop)
     pictures, labels = _pictures(model, accuracy_data)
-    rows = [Row(kind=kind, problem=kind.left_out(calibration is not None)) for kind in kinds]
-    steps = _Steps(sum(row.problem is None for row in rows) * (1 + ROUNDS), progress)
+    rows = [Measured(kind=kind, problem=kind.left_out(calibration is not None)) for kind in kinds]
+    steps = _Counted(sum(row.problem is None for row in rows) * (1 + ROUNDS), progress)
     with tempfile.TemporaryDirectory(prefix="keras_vit-") as name:
         folder = Path(name)
         np.save(folder / timing.PICTURES, pictures)
@@ -171,7 +172,7 @@ def compare(
     return Comparison(rows, tuple(batch_sizes), _machine(), len(labels), max_drop)
 
 
-class _Steps:
+class _Counted:
     """Tells how many steps of the work are done."""
 
     def __init__(self, total, progress):
@@ -207,7 +208,7 @@ def _pictures(model: ViT, data: Any) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def _write(row: Row, model: ViT, folder: Path, calibration: Any) -> None:
+def _write(row: Measured, model: ViT, folder: Path, calibration: Any) -> None:
     """Writes the file of a row, or notes why that is impossible."""
     folder.mkdir()
     path = folder / row.kind.file
@@ -228,12 +229,12 @@ def _write(row: Row, model: ViT, folder: Path, calibration: Any) -> None:
         row.problem = str(error)
 
 
-def _place(row: Row, folder: Path) -> Path:
+def _place(row: Measured, folder: Path) -> Path:
     """The folder of a row's file and outputs."""
     return folder / row.kind.name.replace(":", "-")
 
 
-def _time(row: Row, folder: Path, batch_sizes: Sequence[int], seconds: float) -> None:
+def _time(row: Measured, folder: Path, batch_sizes: Sequence[int], seconds: float) -> None:
     place = _place(row, folder)
     path = place / row.kind.file
     try:
@@ -247,7 +248,7 @@ def _time(row: Row, folder: Path, batch_sizes: Sequence[int], seconds: float) ->
     np.save(place / timing.OUTPUTS, found.outputs)
 
 
-def _judge(rows: list[Row], folder: Path, labels: np.ndarray) -> None:
+def _judge(rows: list[Measured], folder: Path, labels: np.ndarray) -> None:
     """Compares the outputs with those of the model, which comes first."""
     found = [np.load(_place(row, folder) / timing.OUTPUTS) if row.times else None for row in rows]
     wanted = found[0]
@@ -265,7 +266,7 @@ def _judge(rows: list[Row], folder: Path, labels: np.ndarray) -> None:
 
 
 def _machine() -> str:
-    return f"{_processor()}, {timing.cores()} cores; Keras on {keras.backend.backend()}"
+    return f"{_processor()}, {usable_cores()} cores; Keras on {keras.backend.backend()}"
 
 
 def _processor() -> str:

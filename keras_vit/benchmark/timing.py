@@ -87,7 +87,7 @@ def main(folder: Path) -> None:
     job = json.loads((folder / JOB).read_text(encoding="utf-8"))
     pictures = np.load(folder / PICTURES, mmap_mode="r")
     before = _peak()
-    opened = _open(Path(job["path"]))
+    opened = runtime.open(job["path"], all_cores=True)
     run = opened.logits if opened.config.num_classes else opened.features
     times = {
         size: _times(run, _batch(opened, pictures, size), job["seconds"])
@@ -97,21 +97,6 @@ def main(folder: Path) -> None:
     answer = {"times": times, "memory": _peak() - before}
     np.save(folder / OUTPUTS, np.concatenate(parts))
     (folder / ANSWER).write_text(json.dumps(answer), encoding="utf-8")
-
-
-def _open(path: Path) -> Runtime:
-    """A TFLite file gets all cores, of which LiteRT takes one by default."""
-    if path.suffix == ".tflite":
-        from keras_vit.runtime.tflite import TFLiteRuntime
-
-        return TFLiteRuntime(path, num_threads=cores())
-    return runtime.open(path)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _batch(opened: Runtime, pictures: np.ndarray, size: int) -> np.ndarray:

@@ -4,20 +4,22 @@ import os
 from pathlib import Path
 
 from keras_vit.paths import as_path
-from keras_vit.runtime.base import Runtime
+from keras_vit.runtime.base import Runtime, usable_cores
 from keras_vit.runtime.keras_model import KerasRuntime, load_keras
 from keras_vit.runtime.saved_model import SavedModelRuntime, check_files, version_folder
 
 __all__ = ["KerasRuntime", "Runtime", "SavedModelRuntime", "open"]
 
 
-def open(path: str | os.PathLike) -> Runtime:
+def open(path: str | os.PathLike, *, all_cores: bool = False) -> Runtime:
     """Opens a model to run it.
 
     Args:
         path: A `.keras` file; a run folder with `model.keras`; a `.tflite`, `.onnx` or `.xml` file
             exported by keras_vit; a SavedModel's version folder, or its parent, whose highest
             version is opened; or anything that `keras_vit.from_pretrained` reads.
+        all_cores: Whether a `.tflite` file runs on all cores, of which LiteRT takes one by default.
+            The other engines take all of them in any case.
 
     Returns:
         A `Runtime`. The files of a SavedModel are checked against the hashes in its MANIFEST.json.
@@ -40,7 +42,7 @@ def open(path: str | os.PathLike) -> Runtime:
     if place.suffix == ".tflite":
         from keras_vit.runtime.tflite import TFLiteRuntime
 
-        return TFLiteRuntime(place)
+        return TFLiteRuntime(place, num_threads=usable_cores() if all_cores else None)
     if place.suffix == ".onnx":
         from keras_vit.runtime.onnx import OnnxRuntime
 

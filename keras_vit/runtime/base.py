@@ -196,6 +196,12 @@ def parse_record(
     return record
 
 
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def check_threads(num_threads: Any) -> None:
     """Raises unless the argument is a number of threads or None."""
     if num_threads is None:

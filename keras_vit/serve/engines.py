@@ -68,7 +68,7 @@ def open_engine(path: str | os.PathLike, engine: str = "auto", *, explain: bool 
     if engine not in ENGINES:
         known = ", ".join(map(repr, ENGINES))
         raise ValueError(f"engine must be one of {known}. Received: engine={engine!r}")
-    opened = _opened(path)
+    opened = runtime.open(path, all_cores=True)
     model = None
     if isinstance(opened, runtime.KerasRuntime):
         model = opened.model
@@ -97,15 +97,6 @@ def _decoder(opened: Runtime) -> Callable[[Sequence[bytes]], np.ndarray]:
 
     most = opened.manifest.get("pixels", {}).get("max_pixels", MAX_PIXELS)
     return decoder(opened.config, most)
-
-
-def _opened(path: str | os.PathLike) -> Runtime:
-    """A TFLite file gets all cores, of which LiteRT takes one by default."""
-    if Path(path).suffix == ".tflite":
-        from keras_vit.runtime.tflite import TFLiteRuntime
-
-        return TFLiteRuntime(path, num_threads=os.cpu_count())
-    return runtime.open(path)
 
 
 def _fastest(opened: runtime.KerasRuntime) -> Runtime:

@@ -35,7 +35,7 @@ def rows(**speeds):
     """Rows of a comparison, by the seconds that one image takes."""
     known = {kind.name.replace(":", "_"): kind for kind in benchmark.KINDS}
     return [
-        benchmark.Row(kind=known[name], times={1: [seconds] * 3}, size=1, memory=1)
+        benchmark.Measured(kind=known[name], times={1: [seconds] * 3}, size=1, memory=1)
         for name, seconds in speeds.items()
     ]
 

@@ -15,13 +15,13 @@ def measured(monkeypatch, tmp_path):
     """A model in the current folder; what `compare` would find of it."""
     by_name = {kind.name: kind for kind in benchmark.KINDS}
     rows = [
-        benchmark.Row(
+        benchmark.Measured(
             kind=by_name[name], times={1: [ms / 1000] * 9}, size=2_000_000, memory=30_000_000
         )
         for name, ms in (("keras", 30), ("openvino:bfloat16", 4))
     ]
     rows[1].difference = 0.0041
-    rows.append(benchmark.Row(kind=by_name["onnx:int8"], problem="needs typical\nimages"))
+    rows.append(benchmark.Measured(kind=by_name["onnx:int8"], problem="needs typical\nimages"))
     given = {}
 
     def compare(model, progress, **arguments):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 
 import flatbuffers
@@ -14,6 +15,7 @@ from keras_vit.export.fold import fold
 from keras_vit.export.tflite.metadata import add_metadata
 from keras_vit.export.tflite.operators import to_float32_tflite
 from keras_vit.preprocessing import normalize
+from keras_vit.runtime import tflite
 from keras_vit.runtime.tflite import TFLiteRuntime
 from keras_vit.runtime.tflite_file import litert
 
@@ -220,3 +222,13 @@ def test_operator_without_its_options_is_refused(write, tmp_path, operator, opti
     path.write_bytes(bytes(builder.Output()))
     with pytest.raises(ValueError, match=f"have {options} for {operator}.*x.tflite"):
         runtime.open(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+def test_all_cores_are_those_of_the_process(monkeypatch):
+    taken = []
+    monkeypatch.setattr(tflite, "TFLiteRuntime", lambda path, **given: taken.append(given))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 5})
+    runtime.open("a.tflite")
+    runtime.open("a.tflite", all_cores=True)
+    assert taken == [{"num_threads": None}, {"num_threads": 3}]
