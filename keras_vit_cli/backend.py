@@ -46,6 +46,8 @@ def load_library(
         library = importlib.import_module("keras_vit")
         if datasets or (tensorflow and importlib.util.find_spec("tensorflow")):
             importlib.import_module("tensorflow")
+            # TensorFlow Datasets warns about its own use of old names.
+            logging.getLogger("absl").setLevel(logging.ERROR)
     return library
 
 

@@ -32,6 +32,7 @@ def set_log(verbose: bool) -> None:
     """Sends the library's log to stderr: its warnings, or all of it."""
     log = logging.getLogger("keras_vit")
     log.handlers[:] = [RichHandler(console=err, show_path=False, show_time=False)]
+    log.propagate = False  # TensorFlow Datasets gives the root logger a handler of its own
     log.setLevel(logging.INFO if verbose else logging.WARNING)
 
 

@@ -1,6 +1,7 @@
 """What every test needs: a known seed, the backends that it is about, and quick collections."""
 
 import gc
+import logging
 import os
 from collections import Counter
 
@@ -58,6 +59,13 @@ def torchvision():
 @pytest.fixture(autouse=True)
 def _seed():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _log():
+    """Lets `caplog` see the log again after a test of the command, which keeps it to itself."""
+    yield
+    logging.getLogger("keras_vit").propagate = True
 
 
 @pytest.fixture(autouse=True, scope="module")

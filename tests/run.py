@@ -41,6 +41,7 @@ class Outcome:
     skipped: int
     seconds: float
     trouble: str = ""  # why pytest itself failed, if no test did
+    failures: tuple[str, ...] = ()  # a line for each failed test: its name and the error
 
     def line(self) -> str:
         """One line: the backend, the verdict and the counts."""
@@ -67,31 +68,39 @@ def run_backend(backend: str, jobs: int, pytest_args: list[str], ran: Sequence[s
             cwd=ROOT,
             env=environment,
         ).returncode
-        passed, failed, skipped = count_tests(report)
+        passed, failures, skipped = count_tests(report)
+    failed = len(failures)
     trouble = "no tests" if code == NO_TESTS else ""
     if code not in (0, NO_TESTS) and not failed:  # it crashed, or was killed
         failed = 1
         trouble = f"pytest ended with exit code {code}"
     if failed and (full := short_of_space(FULL)):
         trouble = full
-    return Outcome(backend, passed, failed, skipped, time.monotonic() - start, trouble)
+    seconds = time.monotonic() - start
+    return Outcome(backend, passed, failed, skipped, seconds, trouble, failures)
 
 
-def count_tests(report: Path) -> tuple[int, int, int]:
-    """Passed, failed and skipped tests in pytest's JUnit report; zeros if there is none."""
+def count_tests(report: Path) -> tuple[int, tuple[str, ...], int]:
+    """Passed, failed and skipped tests in pytest's JUnit report, the failed with their errors.
+
+    There are none if pytest wrote no report.
+    """
     try:
         cases = list(ElementTree.parse(report).iter("testcase"))
     except (FileNotFoundError, ElementTree.ParseError):  # pytest crashed, or the disk was full
-        return 0, 0, 0
-    passed = failed = skipped = 0
+        return 0, (), 0
+    passed = skipped = 0
+    failures = []
     for case in cases:
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed += 1
+        errors = [*case.iter("failure"), *case.iter("error")]
+        if errors:
+            message = " ".join(errors[0].get("message", "").split())
+            failures.append(f"{case.get('classname')}::{case.get('name')}: {message:.300}")
         elif case.find("skipped") is not None:
             skipped += 1
         else:
             passed += 1
-    return passed, failed, skipped
+    return passed, tuple(failures), skipped
 
 
 def short_of_space(wanted: float) -> str:
@@ -141,6 +150,9 @@ def run_backends(argv: list[str]) -> int:
         ran = [outcome.backend for outcome in outcomes]
         outcomes.append(run_backend(backend, jobs, pytest_args, ran))
     print()
+    for outcome in outcomes:
+        for failure in outcome.failures:
+            print(f"{outcome.backend:<11} {failure}")
     for outcome in outcomes:
         print(outcome.line())
     passed, failed, skipped = (

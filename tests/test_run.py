@@ -50,9 +50,11 @@ def test_run_sums_up_and_names_the_backends_that_ran(suite, disk, capfd):
     assert torch.startswith("torch       passed   1 passed, 1 skipped in ")
     assert jax.startswith("jax         passed   1 passed, 1 skipped in ")
     assert total == "2 passed, 0 failed, 2 skipped"
-    suite("def test_a(): assert False")
+    suite("def test_a(): assert False, 'a reason'")
     assert run.main(["jax"]) == 1
-    assert "jax         FAILED   0 passed, 1 failed in " in capfd.readouterr().out
+    *_, failure, jax, _ = capfd.readouterr().out.splitlines()
+    assert failure.startswith("jax         test_it::test_a: AssertionError: a reason")
+    assert jax.startswith("jax         FAILED   0 passed, 1 failed in ")
 
 
 def test_run_without_tests_fails_only_if_no_backend_has_any(suite, disk, capfd):
