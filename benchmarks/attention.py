@@ -1,7 +1,7 @@
-"""`python -m benchmarks.attention`: torch's attention kernel on a CPU, and plain products.
+"""`python -m benchmarks.attention`: a backend's attention kernel on a CPU, and plain products.
 
-One `MultiHeadAttention` of width 384 with six heads, in turns with `scaled_dot_product_attention`
-and with two matrix products and a softmax. `layers/attention.py` takes the faster one.
+One `MultiHeadAttention` of width 384 with six heads, in turns with the kernel of torch or JAX and
+with two matrix products and a softmax. `layers/attention.py` takes the faster one.
 """
 
 import argparse
@@ -25,11 +25,12 @@ LENGTHS = (16, 65, 128, 197, 257, 577, 1025)
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
+    parser.add_argument("--backend", choices=("torch", "jax"), default="torch")
     parser.add_argument("--lengths", type=positive, nargs="+", default=LENGTHS, help="tokens")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args()
-    os.environ.update(machine.environment("torch"))  # before Keras is imported
+    os.environ.update(machine.environment(options.backend))  # before Keras is imported
     record = {"machine": machine.describe(), "rows": []}
     result = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("dtype", "", "tokens", "kernel ms", "products ms", "kernel / products"):
@@ -50,18 +51,19 @@ def main():
 
 def measure(policy, training, length, seconds):
     """The fastest forward pass, and backward pass in training, of both, in seconds."""
-    import torch
+    import keras
 
     from keras_vit.layers.attention import MultiHeadAttention
 
-    dtype = torch.bfloat16 if policy == "mixed_bfloat16" else torch.float32
-    x = torch.randn(max(1, TOKENS // length), length, HEADS * SIZE, dtype=dtype)
+    dtype = policy.removeprefix("mixed_")
+    x = keras.random.normal((max(1, TOKENS // length), length, HEADS * SIZE), dtype=dtype)
+    make = _step_of_jax if keras.backend.backend() == "jax" else _step_of_torch
     steps = {}
     for name, kernel in (("kernel", True), ("products", False)):
         layer = MultiHeadAttention(HEADS, SIZE, dtype=policy)
         layer.build(x.shape, x.shape)
         layer._has_kernel = lambda query, training, kernel=kernel: kernel
-        steps[name] = _step(layer, x, training)
+        steps[name] = make(layer, x, training)
         steps[name]()
     fastest, end = dict.fromkeys(steps, float("inf")), time.perf_counter() + 2 * seconds
     while time.perf_counter() < end:
@@ -72,7 +74,21 @@ def measure(policy, training, length, seconds):
     return {"policy": policy, "training": training, "tokens": length, **fastest}
 
 
-def _step(layer, x, training):
+def _step_of_jax(layer, x, training):
+    import jax
+
+    def forward(x, weights):
+        return layer.stateless_call(weights, [], x, x, training=training)[0]
+
+    def summed(x, weights):
+        return forward(x, weights).astype("float32").sum()
+
+    step = jax.jit(jax.grad(summed) if training else forward)
+    weights = [variable.value for variable in layer.trainable_variables]
+    return lambda: jax.block_until_ready(step(x, weights))
+
+
+def _step_of_torch(layer, x, training):
     import torch
 
     def train():

@@ -244,13 +244,18 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         )
 
     def _has_kernel(self, query, training):
-        """Whether the backend has a fast attention kernel with a float32 softmax."""
+        """Whether the backend has a fast attention kernel with a float32 softmax.
+
+        Two products and a softmax are often faster on a CPU (`benchmarks/attention.py`).
+        """
         backend = keras.backend.backend()
         dtype = keras.backend.standardize_dtype(query.dtype)
-        if backend == "torch":  # its gradient on a CPU is slow (`benchmarks/attention.py`)
+        if backend == "torch":
             short = query.shape[1] <= SHORT and dtype in ("bfloat16", "float16")
             return not (training and short and query.device.type == "cpu")
-        return backend == "jax" and dtype != "float16"  # TensorFlow has none; JAX none for float16
+        if backend == "jax":
+            return dtype != "float16" and not keras.distribution.list_devices()[0].startswith("cpu")
+        return False
 
     def _compute_attention(self, *args, **kwargs):
         x, scores = self._weighted_values(*args, **kwargs)
@@ -316,9 +321,9 @@ class MultiHeadAttention(Composite, keras.layers.MultiHeadAttention):
         q = ops.transpose(self._scaled(query), (0, 2, 1, 3))  # (B, h, T, d)
         k = ops.transpose(key, (0, 2, 3, 1))  # (B, h, d, T)
         v = ops.transpose(value, (0, 2, 1, 3))  # (B, h, T, d)
-        long = isinstance(key.shape[1], int) and key.shape[1] >= LONG
-        plain = bias is None and not (dropped or return_attention_scores)
-        if long and plain and keras.backend.backend() == "tensorflow":
+        least = LONG.get(keras.backend.backend())
+        long = least is not None and isinstance(key.shape[1], int) and key.shape[1] >= least
+        if long and bias is None and not (dropped or return_attention_scores):
             return ops.transpose(attend_in_blocks(q, k, v), (0, 2, 1, 3)), None
         scores = ops.matmul(q, k)  # (B, h, T, T)
         exact = keras.backend.result_type(scores.dtype, "float32")

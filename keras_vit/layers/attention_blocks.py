@@ -1,34 +1,59 @@
-"""Attention of long sequences on TensorFlow, a block of queries at a time."""
+"""Attention of long sequences on TensorFlow and JAX, a block of queries at a time."""
 
 import functools
 from typing import Any
 
-LONG = 1024
-"""Tokens from which queries are taken in blocks."""
-ROWS = 256
+import keras
+from keras import ops
+
+LONG = {"tensorflow": 1024, "jax": 512}
+"""By the backend, the tokens from which queries are taken in blocks."""
+ROWS = {"tensorflow": 256, "jax": 128}
 """Queries of a block."""
 
 
-def attend_in_blocks(q: Any, k: Any, v: Any, rows: int = ROWS) -> Any:
+def attend_in_blocks(q: Any, k: Any, v: Any, rows: int | None = None) -> Any:
     """Eq. 6 and 7 of queries that are scaled, without ever holding all T x T weights.
 
     Shapes: B batch, h heads, T tokens, d size of a head.
 
-    The gradient computes each block's weights again instead of keeping them. A block waits for the
-    one before it, because TensorFlow would otherwise compute the scores of all of them first. JAX
-    and torch have kernels.
+    The gradient computes each block's weights again instead of keeping them. torch has a kernel
+    that does so.
 
     Args:
         q: Queries, `(B, h, T, d)`.
         k: Keys, `(B, h, d, T)`.
         v: Values, `(B, h, T, d)`.
-        rows: Queries of a block.
+        rows: Queries of a block; None is the backend's.
 
     Returns:
         `(B, h, T, d)`.
     """
+    backend = keras.backend.backend()
+    attend = _on_tensorflow if backend == "tensorflow" else _on_jax
+    return attend(q, k, v, rows or ROWS[backend])
+
+
+def _on_jax(q, k, v, rows):
+    _, heads, length, size = q.shape
+    count = -(-length // rows)
+    q = ops.pad(q, ((0, 0), (0, 0), (0, count * rows - length), (0, 0)))
+    blocks = ops.moveaxis(ops.reshape(q, (-1, heads, count, rows, size)), 2, 0)
+
+    def attend(part):  # (B, h, rows, d)
+        scores = ops.matmul(part, k)  # (B, h, rows, T)
+        exact = keras.backend.result_type(scores.dtype, "float32")
+        weights = ops.softmax(ops.cast(scores, exact), axis=-1)
+        return ops.matmul(ops.cast(weights, v.dtype), v)
+
+    x = ops.moveaxis(ops.map(keras.remat(attend), blocks), 0, 2)  # (B, h, blocks, rows, d)
+    return ops.reshape(x, (-1, heads, count * rows, size))[:, :, :length]
+
+
+def _on_tensorflow(q, k, v, rows):
     import tensorflow as tf
 
+    # A block waits for the one before it: TensorFlow would compute the scores of all of them first.
     starts = range(0, q.shape[2], rows)
 
     @tf.custom_gradient

@@ -9,7 +9,8 @@ from keras_vit import layers
 from keras_vit.layers import attention
 from keras_vit.layers.attention_blocks import attend_in_blocks
 
-pytestmark = pytest.mark.only_on("tensorflow")
+pytestmark = pytest.mark.only_on("tensorflow", "jax")
+BACKEND = keras.backend.backend()
 B, H, T, D = 2, 3, 7, 4
 
 
@@ -20,12 +21,15 @@ def inputs():
 
 
 def at_once(q, k, v):
-    import tensorflow as tf
-
-    return tf.nn.softmax(q @ k) @ v
+    return keras.ops.matmul(keras.ops.softmax(keras.ops.matmul(q, k)), v)
 
 
 def with_gradients(function, q, k, v, upstream):
+    if BACKEND == "jax":
+        import jax
+
+        y, backward = jax.vjp(function, *(part.astype("float32") for part in (q, k, v)))
+        return [np.asarray(part) for part in (y, *backward(upstream.astype("float32")))]
     import tensorflow as tf
 
     x = [tf.constant(part) for part in (q, k, v)]
@@ -40,22 +44,40 @@ def test_blocks_are_exact(rows):
     q, k, v, upstream = inputs()
     found = with_gradients(lambda *x: attend_in_blocks(*x, rows=rows), q, k, v, upstream)
     expected = with_gradients(at_once, q, k, v, upstream)
+    bound = 1e-6 if BACKEND == "tensorflow" else 1e-5  # float64, float32
     for part, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(part, wanted, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(part, wanted, rtol=bound, atol=bound)
     assert np.abs(found[1] - with_gradients(at_once, q, k, v, -upstream)[1]).max() > 0.1
 
 
 def test_no_tensor_holds_all_weights():
     """In the graph of the values and of the gradient."""
-    import tensorflow as tf
 
-    def shapes(function):
+    def of_jax(function):
+        import jax
+
+        def equations(jaxpr):
+            for equation in jaxpr.eqns:
+                yield equation
+                for part in jax.tree.leaves(list(equation.params.values())):
+                    if inner := getattr(part, "jaxpr", part if hasattr(part, "eqns") else None):
+                        yield from equations(inner)
+
+        x = [np.zeros((B, H, *shape), "float32") for shape in ((T, D), (D, T), (T, D))]
+        graph = jax.make_jaxpr(jax.grad(lambda *x: function(*x).sum(), (0, 1, 2)))(*x)
+        found = [out.aval.shape for equation in equations(graph.jaxpr) for out in equation.outvars]
+        return {shape[-3:] for shape in found}
+
+    def of_tensorflow(function):
+        import tensorflow as tf
+
         graph = tf.function(lambda *x: tf.gradients(function(*x), x)).get_concrete_function(
             *(tf.TensorSpec((B, H, *shape)) for shape in ((T, D), (D, T), (T, D)))
         )
         outputs = [out.shape for op in graph.graph.get_operations() for out in op.outputs]
         return {tuple(shape[1:]) for shape in outputs if shape.rank == 4}
 
+    shapes = of_jax if BACKEND == "jax" else of_tensorflow
     found = shapes(lambda *x: attend_in_blocks(*x, rows=3))
     assert (H, T, T) not in found and (H, 3, T) in found
     assert (H, T, T) in shapes(at_once)
@@ -76,7 +98,7 @@ def test_the_layer_takes_blocks_for_long_sequences(monkeypatch, queries):
     built_at_random(layer, x, z)
     expected = to_numpy(layer(x, z))
     monkeypatch.setattr(attention, "attend_in_blocks", in_blocks)
-    monkeypatch.setattr(attention, "LONG", 9)
+    monkeypatch.setattr(attention, "LONG", {BACKEND: 9})
     np.testing.assert_allclose(to_numpy(layer(x, z)), expected, atol=1e-6)
     assert used == [queries]
     layer(x, z, return_attention_scores=True)
