@@ -8,7 +8,8 @@ from collections import Counter
 from processes import QUICK_JAX
 
 if os.environ.get("KERAS_BACKEND") == "jax":
-    os.environ.setdefault("XLA_FLAGS", QUICK_JAX)
+    for name, value in QUICK_JAX.items():
+        os.environ.setdefault(name, value)
 
 import keras
 import pytest

@@ -12,11 +12,17 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 # A tiny model compiles for longer than it runs. Without the fusion emitters, which lower fused
 # operations by MLIR, XLA compiles in half of the time. A jaxlib without one of the flags ends with
-# "Unknown flags in XLA_FLAGS".
-QUICK_JAX = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
-)
+# "Unknown flags in XLA_FLAGS". What one process has compiled, now or in a run before, the others
+# read from the cache, which `make clean` removes.
+QUICK_JAX = {
+    "XLA_FLAGS": (
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        "--xla_cpu_use_fusion_emitters=false"
+    ),
+    "JAX_COMPILATION_CACHE_DIR": str(TESTS.parent / ".pytest_cache" / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 
 def receive_sigterm():
@@ -65,7 +71,8 @@ def _wait(child, timeout):
 
 def forced_devices(number):
     """The variable that gives JAX several CPU devices."""
-    return {"XLA_FLAGS": f"{QUICK_JAX} --xla_force_host_platform_device_count={number}"}
+    flags = QUICK_JAX["XLA_FLAGS"]
+    return {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={number}"}
 
 
 def environments(number=2, **extra):

@@ -61,6 +61,8 @@ def run_backend(backend: str, jobs: int, pytest_args: list[str], ran: Sequence[s
     shared_out = shared_out if jobs > 1 else []
     environment = {**(ONE_THREAD if jobs > 1 else {}), **os.environ, "KERAS_BACKEND": backend}
     environment["TESTED_BACKENDS"] = " ".join(ran)
+    # Some machines forbid it; then each of a hundred processes compiles the package again.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         report = Path(folder, "report.xml")
         code = subprocess.run(

@@ -46,8 +46,7 @@ for kind in parts[source]:
 
 def start(backend, folder, backends):
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": "."}
-    if backend == "jax":
-        environment["XLA_FLAGS"] = QUICK_JAX
+    environment |= QUICK_JAX if backend == "jax" else {}
     with (folder / f"{backend}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-c", WORK, folder, " ".join(backends), " ".join(COMPUTED)],

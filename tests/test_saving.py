@@ -94,6 +94,7 @@ def test_weights_file_of_another_shape_is_refused(tmp_path):
             ViT(TINY.replace(**changes)).load_weights(tmp_path / "m.weights.h5")
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [
@@ -232,6 +233,7 @@ def test_flags_of_unknown_parts_are_refused(parts, message):
         ViT.from_config({**ViT(TINY).get_config(), "trainable_parts": parts})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("freeze", [freeze_some, _probe])
 def test_fit_continues_from_a_file_as_if_never_saved(freeze, tmp_path):
     model = tiny_model("registers")

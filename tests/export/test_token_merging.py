@@ -24,13 +24,13 @@ def labels_of(model, x):
     return run(model, x).argmax(-1)
 
 
-ON_TENSORFLOW = [
-    pytest.param(target, marks=pytest.mark.only_on("tensorflow"))
-    for target in ("openvino", "tflite", "saved_model")
-]
+FREE, ON_TENSORFLOW = pytest.mark.backend_free, pytest.mark.only_on("tensorflow")
+TARGETS = {"onnx": FREE, "openvino": FREE, "tflite": FREE, "saved_model": ON_TENSORFLOW}
 
 
-@pytest.mark.parametrize("target", ["onnx", *ON_TENSORFLOW])
+@pytest.mark.parametrize(
+    "target", [pytest.param(target, marks=mark) for target, mark in TARGETS.items()]
+)
 def test_an_export_merges_and_its_accuracy_is_compared_with_the_model(tmp_path, target):
     model, x = model_of(), images(CONFIG, 8)
     place = {"onnx": "a.onnx", "openvino": "a.xml", "tflite": "a.tflite", "saved_model": "a"}
@@ -112,6 +112,7 @@ def verified(monkeypatch, share, margins, bound=1e-5):
     return verify.verify_export(reference, export, bound, x)
 
 
+@pytest.mark.backend_free
 def test_only_a_near_tie_excuses_a_difference(monkeypatch):
     assert verified(monkeypatch, 0.0, []).near_ties == 0
     seen = verified(monkeypatch, 0.05, [1e-6])
@@ -125,6 +126,7 @@ def test_only_a_near_tie_excuses_a_difference(monkeypatch):
         verified(monkeypatch, 0.16, [], bound=0.05)
 
 
+@pytest.mark.backend_free
 def test_a_broken_merge_is_noticed(tmp_path, monkeypatch):
     """Negative control: a graph that merges by other keys does not get its name."""
     from keras_vit.export.onnx import export as module

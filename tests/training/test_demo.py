@@ -19,24 +19,31 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+LEAST = {12: 0.8, 40: 0.95}
+"""Accuracy by epochs; 40 are the demo's."""
+
+
+@pytest.fixture(scope="module", params=[12, pytest.param(40, marks=pytest.mark.slow)])
+def finished(request, tmp_path_factory):
     """The run folder of the demo, the folder of its exports, and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
     run, exports = folder / "run", folder / "exports"
     command = [sys.executable, "-m", "training.demo", "--out", str(run), "--export", str(exports)]
+    command += [] if request.param == 40 else ["--epochs", str(request.param)]
     # XLA optimizes here, which pays off in a whole training.
     ((code, printed),) = run_together([command], [{"XLA_FLAGS": ""}], timeout=1000)
     assert code == 0, printed
     return run, exports, printed
 
 
-def test_digits_reach_95_percent(finished):
+def test_digits_are_learned(finished):
     run, _, printed = finished
-    recipe = train.load_recipe("digits")
-    assert recipe.run.epochs == 40 and Recipe.from_file(run / "recipe.json") == recipe
+    recipe = Recipe.from_file(run / "recipe.json")
+    assert train.load_recipe("digits").run.epochs == 40
+    assert recipe.run.epochs < 40 or recipe == train.load_recipe("digits")
     reached = json.loads((run / "results.json").read_text())["top1"]
-    assert reached > 0.95 and f"Test accuracy {reached:.1%} on 360 images" in printed
+    assert reached > LEAST[recipe.run.epochs]
+    assert f"Test accuracy {reached:.1%} on 360 images" in printed
     # The negative control: an untrained model.
     source = train.open_source(recipe.data)
     untrained = keras_vit.ViT(train.build_model(recipe, source).config)

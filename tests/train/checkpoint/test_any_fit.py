@@ -115,6 +115,7 @@ def same(one, other):
     return all(array.tobytes() == other[name].tobytes() for name, array in one.items())
 
 
+@pytest.mark.sampled(cases=2)
 @pytest.mark.parametrize("kind", DATA)
 def test_data_that_restarts_resumes_at_the_start_of_an_epoch(tmp_path, kind, caplog):
     if kind == "shuffled arrays" and TENSORFLOW:
@@ -256,6 +257,7 @@ def test_copied_run_writes_to_its_own_folder(tmp_path):
     assert (two / "log.txt").read_text() == "1\n2\n3\n"  # its counter is restored
 
 
+@pytest.mark.sampled(cases=0)
 def test_learning_rate_callbacks_resume_in_the_middle_of_an_epoch(tmp_path):
     """They set the rate at the start of a run or an epoch, which is repeated after a kill."""
 

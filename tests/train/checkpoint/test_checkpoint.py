@@ -265,6 +265,7 @@ def test_checkpoint_sigterm_saves_before_the_next_step(tmp_path):
     assert (start.epoch, start.step_in_epoch, start.step) == (1, 2, 6)
 
 
+@pytest.mark.sampled(cases=0)
 def test_checkpoint_that_is_corrupt_is_set_aside_and_the_run_resumes(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     fit(make_model(), data(), Checkpoint(tmp_path, save_freq=3).around(), epochs=2)

@@ -358,6 +358,7 @@ def test_interrupted_training_resumes_bit_for_bit(tmp_path):
     assert any((one != other).any() for one, other in zip(whole, first, strict=True))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_saving_keeps_student_teacher_and_state(tmp_path, dtype):
     dino = made(tiny(dtype, num_classes=3), norm_last_layer=False, warmup_steps=9)

@@ -70,6 +70,7 @@ def step_of_both(folder, normalize):
     return source, batch, mae, expected
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize("normalize", [True, False])
 def test_prediction_and_loss_equal_transformers(tmp_path, normalize):
@@ -233,6 +234,7 @@ def stripes(count=16):
     return (slopes[0] * rows + slopes[1] * columns).astype("float32")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_fit_reduces_the_loss_and_trains_encoder_and_decoder(dtype):
     mae = small(tiny(dtype, num_classes=0, depth=1), mask_ratio=0.5)

@@ -35,6 +35,7 @@ def arrays(model):
     return {w.path: np.array(keras.ops.convert_to_numpy(w)) for w in model.weights}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CLASSES)
 def test_fit_reduces_the_loss_and_trains_all_that_is_read(name):
     objective = compiled(name, "mixed_bfloat16", position_embedding="learned+rope", head_dim=8)
@@ -47,6 +48,7 @@ def test_fit_reduces_the_loss_and_trains_all_that_is_read(name):
     assert same - {"encoder_block_0/attention/key/bias"} == {"head/kernel", "head/bias"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CLASSES)
 def test_resuming_and_saving_keep_all_state(name, tmp_path):
     arguments = dict(batch_size=8, shuffle=False, verbose=0)

@@ -64,6 +64,7 @@ def assert_same(first, second):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_fit_needs_no_labels_and_trains_the_vit(dtype):
     vit = tiny(dtype)
