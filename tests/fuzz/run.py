@@ -82,7 +82,7 @@ def fuzz(
                 found.append(f"the seeds cannot be read: exit code {child.returncode}")
             break
         number = reached + 1
-        if child.returncode == 0 or time.monotonic() >= end:
+        if child.returncode == 0 or (end and time.monotonic() >= end):
             break
         found.append(f"{reached}: the process ended with exit code {child.returncode}")
     return number - first, found
@@ -115,7 +115,7 @@ def _watch(child: subprocess.Popen, end: float | None, seconds: float):
             break
     child.wait()
     child.stdout.close()
-    return reached, lines, end or time.monotonic()
+    return reached, lines, end
 
 
 def _processor(pid: int) -> float:

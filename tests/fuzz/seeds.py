@@ -172,18 +172,25 @@ def saved_models() -> list[Seed]:
 
 
 def presets() -> list[Seed]:
-    """Presets of KerasHub: a backbone, and a classifier."""
+    """Presets of KerasHub: of each family, and a classifier."""
     from keras_hub import models
 
     sizes = {"image_shape": (16, 16, 3), "patch_size": 8, "num_layers": 1, "num_heads": 2}
     vit = models.ViTBackbone(**sizes, hidden_dim=8, mlp_dim=12)
-    dino = {"hidden_dim": 8, "intermediate_dim": 12, "position_embedding_shape": (16, 16, 3)}
+    tower = {**sizes, "hidden_dim": 8, "intermediate_dim": 12}
+    clip = models.CLIPVisionEncoder(**tower)
+    for variable in clip.weights:
+        if "position_ids" in variable.path:  # zeros in a new model, these in published ones
+            variable.assign(np.arange(variable.shape[1])[None])
     return [
         made(lambda folder, model=model: model.save_to_preset(str(folder)))
         for model in (
             vit,
             models.ViTImageClassifier(vit, 3),
-            models.DINOV2Backbone(**sizes, **dino),
+            models.DINOV2Backbone(**tower, position_embedding_shape=(16, 16, 3)),
+            models.DINOV3Backbone(**tower),
+            clip,
+            models.SigLIPVisionEncoder(**tower),
         )
     ]
 

@@ -3,9 +3,17 @@
 Time and memory are not measured here, only the errors: a busy machine must not fail a test.
 """
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import server
 from targets import READ, REFUSED, TARGETS, Target, make_input, outcome, place
+
+# Another run.py is imported by its name.
+spec = importlib.util.spec_from_file_location("fuzz_run", Path(__file__).with_name("run.py"))
+run = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(run)
 
 pytestmark = pytest.mark.backend_free
 # By target; the others need a second an input, or engines that take seconds to import.
@@ -45,6 +53,14 @@ def test_other_errors_break_the_property(tmp_path, error, said):
     assert outcome(target, tmp_path).startswith(said)
     error = FileNotFoundError(2, "is missing", str(tmp_path / "x"))
     assert outcome(target, tmp_path) == REFUSED
+
+
+def test_seeds_that_cannot_be_read_are_reported(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "run.py"
+    script.write_text('print(\'{"at": "seeds"}\')\nraise SystemExit(3)\n')
+    monkeypatch.setattr(run, "__file__", str(script))
+    assert run.main(["presets", "--keep", str(tmp_path)]) == 1
+    assert "the seeds cannot be read: exit code 3" in capsys.readouterr().out
 
 
 JSON = "application/json"
