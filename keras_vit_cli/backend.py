@@ -17,7 +17,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 
 GREETINGS = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog|[IWE]\d{4} \d+:\d+:\d+\.\d+ |"
-    rb"To enable the following instructions:|INFO: Created TensorFlow Lite"
+    rb"To enable the following instructions:"
 )
 """What TensorFlow prints when it is imported."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit.runtime.base import Runtime, check_threads, described
-from keras_vit.runtime.tflite_file import check_graph, litert, read_record
+from keras_vit.runtime.tflite_file import check_graph, read_record
+from keras_vit.runtime.tflite_interpreter import open_interpreter
 from keras_vit.weights.files.documents import check_fields, one_of, stated
 from keras_vit.weights.files.rules import refusal, refused_as
 
@@ -53,7 +54,7 @@ class TFLiteRuntime(Runtime):
         self.log_probabilities = self.output == "probabilities"
         check_graph(content, path, self.config)
         with self._refused():
-            self._interpreter = _interpreter(content, num_threads)
+            self._interpreter = open_interpreter(content, num_threads=num_threads)
         (self._input,) = self._interpreter.get_input_details()
         (self._output,) = self._interpreter.get_output_details()
         if self._input["dtype"] != np.dtype(self.images):
@@ -123,9 +124,3 @@ class TFLiteRuntime(Runtime):
         import ai_edge_litert
 
         return f"LiteRT {ai_edge_litert.__version__}"
-
-
-def _interpreter(content: bytes, num_threads: int | None) -> Any:
-    interpreter = litert("interpreter").Interpreter(model_content=content, num_threads=num_threads)
-    interpreter.allocate_tensors()
-    return interpreter

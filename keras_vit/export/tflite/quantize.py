@@ -18,6 +18,7 @@ import numpy as np
 
 from keras_vit.export.quantization import Ranges, check_ranges, modes_of
 from keras_vit.runtime.tflite_file import IDENTIFIER
+from keras_vit.runtime.tflite_interpreter import open_interpreter
 
 MODES = ("float16", "dynamic", "int8")
 PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
@@ -146,17 +147,14 @@ def measure_ranges(content: bytes, images: np.ndarray) -> Ranges:
         content: A float32 file.
         images: Any number of images as the file takes them, `(count, H, W, C)`.
     """
-    from ai_edge_litert.interpreter import Interpreter
-
     wanted = {}
     for operator in read_operators(content):
         wanted |= operator.activations
     with _quiet():
-        interpreter = Interpreter(model_content=content, experimental_preserve_all_tensors=True)
+        interpreter = open_interpreter(content, experimental_preserve_all_tensors=True)
     (entry,) = interpreter.get_input_details()
     images = _as_taken(images, entry)
     batch = int(entry["shape"][0])  # 1 where it takes any number
-    interpreter.allocate_tensors()
     low = dict.fromkeys(wanted.values(), float("inf"))
     high = dict.fromkeys(wanted.values(), float("-inf"))
     for start in range(0, len(images), batch):

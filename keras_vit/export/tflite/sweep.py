@@ -15,6 +15,7 @@ from keras_vit.export.tflite.quantize import (
     read_operators,
 )
 from keras_vit.runtime.base import probability_function
+from keras_vit.runtime.tflite_interpreter import open_interpreter
 
 Answers = Callable[[np.ndarray], np.ndarray]
 
@@ -56,10 +57,7 @@ def trials(
 
 def _run(content: bytes, images: np.ndarray, num_threads: int | None) -> np.ndarray:
     """The outputs of a file, run on one image at a time."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_content=content, num_threads=num_threads)
-    interpreter.allocate_tensors()
+    interpreter = open_interpreter(content, num_threads=num_threads)
     (entry,), (exit_,) = interpreter.get_input_details(), interpreter.get_output_details()
     found = []
     for image in images:
