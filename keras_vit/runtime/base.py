@@ -2,6 +2,7 @@
 
 import os
 import platform
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Runtime:
 
     Images are an array `(B, H, W, C)` of the model's size: floats from
     `keras_vit.preprocessing.preprocess`, which are checked by `check_normalized`, or uint8 pixels,
-    which are normalized first.
+    which are normalized first. Threads may share a runtime: each gets the answers to its own images.
 
     Attributes:
         path: The path of the model.
@@ -75,6 +76,7 @@ class Runtime:
         self.config = config
         self.labels = labels if labels is not None else config.labels
         self.activation = activation or probability_function(config)
+        self._one_at_a_time = threading.Lock()  # for engines that answer one call at a time
 
     @property
     def where(self) -> str:

@@ -67,7 +67,8 @@ class OpenVINORuntime(NamedOutputsRuntime):
                 self.shapes[name] = [axis.get_max_length() for axis in output.get_partial_shape()]
 
     def _compute(self, images: Any) -> list[np.ndarray]:
-        found = self._compiled({"images": np.ascontiguousarray(images)})
+        with self._one_at_a_time:  # every call uses the same buffers
+            found = self._compiled({"images": np.ascontiguousarray(images)})
         return [found[name] for name in self.shapes]
 
     def _engine(self) -> str:

@@ -81,7 +81,8 @@ class TFLiteRuntime(Runtime):
 
     def _output_for(self, array: np.ndarray) -> np.ndarray:
         size = self.batch_size or AT_ONCE
-        parts = [self._invoke(array[i : i + size]) for i in range(0, len(array), size)]
+        with self._one_at_a_time:  # an interpreter holds one input and one output
+            parts = [self._invoke(array[i : i + size]) for i in range(0, len(array), size)]
         if not parts:
             return np.zeros((0, *self._output["shape"][1:]), "float32")
         return np.concatenate(parts)
