@@ -44,7 +44,7 @@ class Runtime:
 
     Images are an array `(B, H, W, C)` of the model's size: floats from
     `keras_vit.preprocessing.preprocess`, which are checked by `check_normalized`, or uint8 pixels,
-    which are normalized first. Threads may share a runtime: each gets the answers to its own images.
+    which are normalized first. Threads may share a runtime.
 
     Attributes:
         path: The path of the model.
