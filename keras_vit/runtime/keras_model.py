@@ -28,9 +28,7 @@ class KerasRuntime(Runtime):
         self._before_head = None
 
     def _run(self, images: np.ndarray, wanted: str = "logits") -> Mapping[str, np.ndarray]:
-        with (
-            self._one_at_a_time
-        ):  # `predict` keeps its function and, on JAX, its state in the model
+        with self._one_at_a_time:  # `predict` keeps its function and state in the model
             return self._outputs(images, wanted)
 
     def _outputs(self, images: np.ndarray, wanted: str) -> Mapping[str, np.ndarray]:
