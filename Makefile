@@ -17,7 +17,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test slow fuzz lint format bench notebooks docs dist clean
+.PHONY: help demo test slow fuzz mutants lint format bench notebooks docs dist clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -37,6 +37,10 @@ slow: $(STAMP)-test ## run the tests marked slow, once a backend
 
 fuzz: $(STAMP)-test ## read damaged files through every door (docs/security.md)
 	@$(RUN) tests/fuzz/run.py $(ARGS)
+
+mutants: export KERAS_BACKEND = torch
+mutants: $(STAMP)-test ## break the modules that promises stand on, place by place, and run their tests
+	@$(RUN) tests/mutation/run.py $(ARGS)
 
 # The commands of .pre-commit-config.yaml.
 lint: $(STAMP)-lint ## check style and types
