@@ -67,6 +67,7 @@ def test_config_counts_pixels_with_a_stem(depths, stride, patch, kernel):
     assert config.patch_kernel == kernel
     assert config.grid == ViTConfig(patch_size=patch).grid
     assert ViTConfig(patch_size=(8, 4)).patch_kernel == (8, 4)
+    assert ViTConfig(patch_size=(8, 4)).patch_shifts == (4, 2)
 
 
 @pytest.mark.parametrize(
