@@ -7,8 +7,9 @@ from conformance import KINDS, images, run, tiny_model
 from keras_vit.export.fold import fold
 from keras_vit.export.in_numpy import NumpyOperators
 from keras_vit.export.program import Program
+from keras_vit.export.folded import Product
 from keras_vit.export.quantization import product_names
-from keras_vit.export.smoothing import smoothed, whole_ranges
+from keras_vit.export.smoothing import _scale, smoothed, whole_ranges
 
 pytestmark = pytest.mark.backend_free
 
@@ -63,3 +64,16 @@ def test_smoothing_shrinks_an_outlier():
 
     assert spread(smoothed(folded, seen)[1]) < 0.3 * spread(seen)
     assert whole_ranges(seen)[name] == (seen[name][0].min(), seen[name][1].max())
+
+
+def test_scale_is_that_of_smoothquant():
+    """Eq. 4 by hand: sqrt(max |x| / max |w|), and 1 for channels without values or weights."""
+    low, high = np.array([-8.0, 0, -1, 0, 0.25]), np.array([2.0, 0, 1, 3, 0.5])
+    kernel = np.array([[2.0, -1], [5, 0], [0, 0], [0.25, -0.75], [1, 2]])
+    seen = {"p": (low, high)}
+    scale = _scale(seen, ["p"], [Product("p", kernel, np.zeros(2))])
+    np.testing.assert_allclose(scale, [2, 1, 1, 2, 0.5])
+    np.testing.assert_allclose(seen["p"], [low / scale, high / scale])
+    far = {"p": (np.array([0.0, 0]), np.array([1e9, 1e-9]))}
+    scale = _scale(far, ["p"], [Product("p", np.ones((2, 1)), np.zeros(1))])
+    np.testing.assert_allclose(scale[1] / scale[0], 1e-3, rtol=1e-6)
