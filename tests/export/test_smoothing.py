@@ -5,9 +5,9 @@ import pytest
 from conformance import KINDS, images, run, tiny_model
 
 from keras_vit.export.fold import fold
+from keras_vit.export.folded import Product
 from keras_vit.export.in_numpy import NumpyOperators
 from keras_vit.export.program import Program
-from keras_vit.export.folded import Product
 from keras_vit.export.quantization import product_names
 from keras_vit.export.smoothing import _scale, smoothed, whole_ranges
 
