@@ -56,7 +56,7 @@ RATES = {
     "imagenet1k_deit3_b16": (500_456, 3130, 3e-3, 0.0),
     "augreg_vit_b16": (92_897, 10_000, 1e-3, 0.0),
     "cifar10_mae": (11719, 400, 1e-3, 0.0),
-    "cifar10_distill": (3125, 400, 5e-3, 0.0),
+    "cifar10_distill": (4297, 400, 5e-3, 0.0),
     "cifar10_few_labels": (1562, 100, 1e-3, 0.0),
     "imagenet1k_mae_b16": (250_228, 12_520, 2.4e-3, 0.0),
     "imagenet1k_dino_s16": (375_342, 12_510, 2e-3, 1e-6),
