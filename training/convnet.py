@@ -18,8 +18,6 @@ from keras_vit.atomic import atomic_path
 from keras_vit.train.recipe import Schedule, override
 
 STUDENT = "cifar10_distill"
-
-
 WIDTHS = (64, 128, 256)
 """Channels of each stage."""
 
@@ -37,7 +35,7 @@ def convnet(config: keras_vit.ViTConfig, dtype: str, *, normalized: bool = True)
     """
     x = images = keras.Input(config.input_shape)  # (B, H, W, C)
     for width in WIDTHS:
-        for stride in (2, 1):  # pooling would take as long as a convolution
+        for stride in (2, 1):  # on torch, pooling bfloat16 takes longer than all convolutions
             x = layers.Conv2D(  # (B, h, w, width)
                 width, 3, stride, "same", use_bias=not normalized, dtype=dtype
             )(x)
@@ -49,7 +47,7 @@ def convnet(config: keras_vit.ViTConfig, dtype: str, *, normalized: bool = True)
 
 
 def folded(model: keras.Model, config: keras_vit.ViTConfig, dtype: str) -> keras.Model:
-    """The trained ConvNet with its normalizations in the weights: a teacher runs a quarter as long.
+    """The trained ConvNet with its normalizations in the weights, for a teacher that runs often.
 
     What a normalization does to the output of a convolution is, for inference, one factor and one
     bias a channel.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from keras_vit.train.recipe import Objective, Recipe
 from keras_vit.train.recipe_files import load_recipe
 
-# The sum over the classes, as Hinton et al. have it: a teacher of ten classes is worth its labels.
+# The divergence is summed over the classes, as Hinton et al. do. Its mean would be a tenth of that.
 SOFT = {"kind": "soft", "alpha": 0.7, "temperature": 2.0, "mean_over_classes": False}
 
 
