@@ -1,7 +1,8 @@
 """`python -m benchmarks.attention`: a backend's attention kernel on a CPU, and plain products.
 
 One `MultiHeadAttention` of width 384 with six heads, in turns with the kernel of torch or JAX and
-with two matrix products and a softmax. `layers/attention.py` takes the faster one.
+with two matrix products and a softmax, on long sequences in blocks as the layer computes them.
+`layers/attention.py` takes the faster one.
 """
 
 import argparse
