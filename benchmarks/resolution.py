@@ -2,8 +2,8 @@
 
 Each figure is from a fresh process: seconds of the processor for a picture, the best of a few
 rounds, and the memory that a forward pass or a training step adds. "all at once" is the path that
-holds the weights of all pairs of tokens, "its own attention" the function of JAX, which does so too;
-our layer takes blocks of queries there (`keras_vit/layers/attention_blocks.py`).
+holds the weights of all pairs of tokens, "its own attention" the function of JAX, which does too.
+Our layer takes blocks of queries there (`keras_vit/layers/attention_blocks.py`).
 """
 
 import argparse
