@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import time
 from collections import Counter
 
 from processes import QUICK_JAX
@@ -14,6 +15,8 @@ if os.environ.get("KERAS_BACKEND") == "jax":
 import keras
 import pytest
 from cpu_torchvision import import_torchvision
+
+CLOCK = {name: getattr(time, name) for name in ("monotonic", "perf_counter", "sleep", "time")}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest deselects by marker
@@ -49,6 +52,18 @@ def longest_first(items):
     tests = Counter(item.path for item in items)
     long = {item.path for item in items if item.get_closest_marker("timeout")}
     items.sort(key=lambda item: (item.path not in long, -tests[item.path]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Fails a test that replaced the clock of the process.
+
+    The event loop of a server in another thread, which some tests share, would wait for an hour
+    that never comes. Give the module under test a `time` of its own.
+    """
+    yield
+    replaced = [name for name in CLOCK if getattr(time, name) is not CLOCK[name]]
+    assert not replaced, f"replaced for all threads: time.{', time.'.join(replaced)}"
 
 
 @pytest.fixture(scope="session")

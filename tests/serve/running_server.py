@@ -1,7 +1,9 @@
 """`keras-vit serve` in this process, on a thread of its own and a free port."""
 
 import contextlib
+import sys
 import threading
+import traceback
 
 from keras_vit.serve import Server, Settings
 
@@ -30,6 +32,8 @@ def running(models, **settings):
     finally:
         server.stop()
         thread.join(60)
-    assert not thread.is_alive()
+    if thread.is_alive():
+        frame = sys._current_frames()[thread.ident]
+        raise AssertionError("the server does not end:\n" + "".join(traceback.format_stack(frame)))
     if errors:
         raise errors[0]

@@ -319,7 +319,6 @@ def test_checkpoint_refuses_what_would_lose_or_mix_runs(tmp_path):
 
 def test_checkpoint_by_time_and_at_the_end_only(tmp_path, monkeypatch):
     clock = [0.0]
-    # Only for this module: the event loops of servers in other threads need a clock that goes on.
     mine = SimpleNamespace(monotonic=lambda: clock[0], time=time.time)
     monkeypatch.setattr(checkpoint_module, "time", mine)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -67,7 +68,7 @@ def test_progress_logs_a_constant_learning_rate():
 
 def test_images_per_second_and_minutes_left_follow_the_clock(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     class Passes(keras.callbacks.Callback):
         """A batch takes 2 s, the first one 50 s more, an evaluation 7 s."""

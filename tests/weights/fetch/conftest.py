@@ -1,5 +1,8 @@
 """Fixtures: servers with faults, and quick retries."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from loopback import DATA, File, Hub, Server, running
 
@@ -33,5 +36,6 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+        time_without_pauses = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+        monkeypatch.setattr("huggingface_hub.file_download.time", time_without_pauses)
         yield hub
