@@ -1,8 +1,9 @@
-"""`python -m benchmarks.int8`: the accuracy, size and speed of each kind of TFLite file.
+"""`python -m benchmarks.int8`: what int8 costs in accuracy, in every file that has it.
 
-For models that were trained here, on all test images of their dataset. Two more kinds are int8
-everywhere: by TensorFlow's converter, from the model itself, and by ai-edge-quantizer, from the
-same graph as ours.
+For models that were trained here, on all test images of their dataset. Of TFLite also the sizes and
+the speed, and two more kinds that are int8 everywhere: by TensorFlow's converter, from the model
+itself, and by ai-edge-quantizer, from the same graph as ours. The speed of the files for servers is
+that of `benchmarks.onnx` and `benchmarks.openvino`.
 """
 
 import argparse
@@ -20,6 +21,11 @@ from benchmarks import machine
 
 KINDS = {"float32": None, "float16": "float16", "dynamic": "dynamic", "int8": "int8"}
 EVERYWHERE = "all int8"
+SERVERS = {
+    "ONNX, dynamic": ("export_onnx", {"quantize": "dynamic"}),
+    "ONNX, int8": ("export_onnx", {"quantize": "int8"}),
+    "OpenVINO, int8": ("export_openvino", {"quantize": "int8", "dtype": "bfloat16"}),
+}
 COLUMNS = ("model", "file", "accuracy", "loses", "same class", "MB", "ms", "x dynamic")
 
 
@@ -61,22 +67,28 @@ def rows(run, calibration, images, rounds):
     dynamic = times[list(files).index("dynamic")]
     wanted = model.predict(pixels, batch_size=100, verbose=0).argmax(-1)
     right = np.mean(wanted == labels)
+
+    def row(name, found, nbytes, *speed):
+        share = np.mean(found == labels)
+        loses, same = f"{100 * (right - share):.2f}", f"{np.mean(found == wanted):.2%}"
+        return run.name, name, f"{share:.2%}", loses, same, f"{nbytes / 1e6:.2f}", *speed
+
     yield run.name, "the model itself", f"{right:.2%}", "", "", "", "", ""
     for (name, content), milliseconds in zip(files.items(), times, strict=True):
         machine.say(f"{run}: {name}")
         interpreter = _interpreter(content)
         found = np.array([_invoke(interpreter, image[None]).argmax() for image in pixels])
-        share = np.mean(found == labels)
-        yield (
-            run.name,
-            name,
-            f"{share:.2%}",
-            f"{100 * (right - share):.2f}",
-            f"{np.mean(found == wanted):.2%}",
-            f"{len(content) / 1e6:.2f}",
-            f"{milliseconds:.3f}",
-            f"{milliseconds / dynamic:.2f}",
-        )
+        yield row(name, found, len(content), f"{milliseconds:.3f}", f"{milliseconds / dynamic:.2f}")
+    for name, (export, how) in SERVERS.items():
+        machine.say(f"{run}: {name}")
+        images = {"calibration": typical} if how["quantize"] == "int8" else {}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "x.xml" if "OpenVINO" in name else "x.onnx")
+            getattr(keras_vit, export)(model, path, **how, **images)
+            opened = keras_vit.runtime.open(path)
+            batches = [opened.logits(pixels[i : i + 100]) for i in range(0, len(pixels), 100)]
+            nbytes = sum(file.stat().st_size for file in path.parent.iterdir())
+        yield row(name, np.concatenate(batches).argmax(-1), nbytes, "", "")
 
 
 def make_files(model, calibration):

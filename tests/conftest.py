@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import time
 from collections import Counter
 
@@ -17,6 +18,17 @@ import pytest
 from cpu_torchvision import import_torchvision
 
 CLOCK = {name: getattr(time, name) for name in ("monotonic", "perf_counter", "sleep", "time")}
+
+
+BACKEND_FREE = re.compile(r"^pytestmark = (pytest\.mark\.backend_free$|\[[^]]*backend_free)", re.M)
+
+
+def pytest_ignore_collect(collection_path):
+    """Leaves out the files of which all tests ran on a backend before, without importing them."""
+    if not os.environ.get("TESTED_BACKENDS") or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text("utf-8")
+    return True if BACKEND_FREE.search(text) and "only_on" not in text else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest deselects by marker

@@ -55,6 +55,33 @@ def test_tests_are_selected_by_their_markers(again, monkeypatch):
     assert len(items) == 17 - 2 * again and not set(gone) & {item.nodeid for item in items}
 
 
+@pytest.mark.parametrize(
+    ("text", "ran"),
+    [
+        ("pytestmark = pytest.mark.backend_free", True),
+        (
+            "import x\n\npytestmark = [\n    pytest.mark.slow,\n    pytest.mark.backend_free,\n]",
+            True,
+        ),
+        ("pytestmark = pytest.mark.slow\n\n\n@pytest.mark.backend_free", False),
+        ("pytestmark = [pytest.mark.slow]\nx = [pytest.mark.backend_free]", False),
+        ('pytestmark = [pytest.mark.backend_free, pytest.mark.only_on("jax")]', False),
+        ('pytestmark = pytest.mark.backend_free\n@pytest.mark.only_on("jax")', False),
+        ("def test_plain(): pass", False),
+    ],
+)
+def test_files_that_ran_whole_are_not_imported_again(text, ran, tmp_path, monkeypatch):
+    file = tmp_path / "test_x.py"
+    file.write_text(text + "\n")
+    monkeypatch.setenv("TESTED_BACKENDS", "another")
+    assert conftest.pytest_ignore_collect(file) is (True if ran else None)
+    helper = tmp_path / "helper.py"
+    helper.write_text(text)
+    assert conftest.pytest_ignore_collect(helper) is None
+    monkeypatch.setenv("TESTED_BACKENDS", "")
+    assert conftest.pytest_ignore_collect(file) is None
+
+
 def test_long_files_come_first_and_stay_whole():
     names = ["a::1", "b::1", "b::2", "c::1", "d::1", "d::2", "e::1", "e::2", "e::3"]
     items = [Item(name, *([mark.timeout(9)] if name == "c::1" else [])) for name in names]
