@@ -10,7 +10,7 @@ from PIL import Image
 
 PAGE = Path(__file__).parent.parent / "docs" / "fine-tuning.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-WAYS = {"full": BLOCKS[3], "head": BLOCKS[4], "lora": BLOCKS[5]}
+WAYS = {"lora": BLOCKS[5], "full": BLOCKS[3], "head": BLOCKS[4]}
 TINY = "image_size=16, patch_size=8, width=20, depth=1, num_heads=2, mlp_dim=12"
 SMALLER = {
     "(224, 224)": "(24, 24)",
@@ -40,6 +40,7 @@ def run(names, blocks):
     exec(compile(text, str(PAGE), "exec"), names)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 def test_page_runs(way, flowers):
     names = {}

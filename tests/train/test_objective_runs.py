@@ -159,6 +159,7 @@ def test_other_masked_objectives(name, tmp_path, monkeypatch):
     assert ("(reconstructions.png)" in text) == (name == "simmim")  # the other predicts colors
 
 
+@pytest.mark.sampled(cases=0)  # MAE is run on every backend, and test_dino.py trains on each
 @pytest.mark.usefixtures("without_figures")
 def test_dino_trains_on_views_and_saves_the_teacher(tmp_path):
     kept = []
@@ -188,6 +189,7 @@ def test_dino_trains_on_views_and_saves_the_teacher(tmp_path):
         fit.train(override(DINO_RUN, ["augment.flip=true"]), tmp_path / "other")
 
 
+@pytest.mark.sampled(cases=0)  # test_distillation.py trains on every backend
 @pytest.mark.usefixtures("without_figures")
 def test_distillation_reads_its_teacher_and_reports_accuracy(tmp_path):
     teacher = keras_vit.ViT(

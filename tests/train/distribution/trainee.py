@@ -140,7 +140,7 @@ def train(plan, devices, out):
             "test",
             recipe.Data("digits"),
             recipe.Model(
-                config={"patch_size": 8, "width": 20, "depth": 2, "num_heads": 4, "mlp_dim": 28}
+                config={"patch_size": 8, "width": 20, "depth": 1, "num_heads": 4, "mlp_dim": 28}
             ),
             recipe.Run(BATCH, steps=STEPS),
             schedule=recipe.Schedule("constant"),
