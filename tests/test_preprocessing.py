@@ -150,6 +150,7 @@ def test_preprocess_reports_a_wrong_range():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         preprocess(pixels, CONFIG)
+        preprocess(np.full_like(pixels, 1.5), CONFIG)  # dark, but no share of 255
         ready = preprocess(pixels / 127.5 - 1, CONFIG, rescale=False)
     np.testing.assert_allclose(ready, preprocess(pixels, CONFIG), atol=1e-6)
 

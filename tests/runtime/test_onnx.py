@@ -1,6 +1,7 @@
 """An opened ONNX file: it agrees with the model; other files are refused."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -73,6 +74,18 @@ def test_onnx_runtime_refuses_other_files(path, tmp_path):
     for wrong in (0, True, 1.5):
         with pytest.raises(ValueError, match="num_threads must be"):
             OnnxRuntime(path, num_threads=wrong)
+    content = onnx.load(path)
+    (features,) = (output for output in content.graph.output if output.name == "features")
+    content.graph.output.remove(features)
+    onnx.save(content, file)
+    with pytest.raises(ValueError, match="return features, logits, probabilities.*Received"):
+        OnnxRuntime(file)
+
+
+def test_onnx_runtime_that_is_not_installed_is_named(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r"onnxruntime must be installed.*keras3-vit\[onnx\]"):
+        OnnxRuntime(path)
 
 
 def test_onnx_file_with_absurd_numbers_is_refused(model, path, tmp_path):

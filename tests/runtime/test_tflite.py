@@ -68,6 +68,16 @@ def test_fixed_batch_accepts_any_number_of_images(write):
     assert np.abs(opened.logits(x) - expected[::-1]).max() > 1e-2
 
 
+def test_run_refuses_what_the_file_does_not_take(write):
+    opened = TFLiteRuntime(write("fixed")[0])
+    x = images(TINY, 2)
+    for wrong in (x.astype("float64"), x[:, :-1]):
+        with pytest.raises(ValueError, match="images must be float32 of shape.*Received"):
+            opened.run(wrong)
+    with pytest.raises(ValueError, match="images must hold pixels normalized for the model"):
+        opened.run(np.full_like(x, 255))
+
+
 def test_free_batch_accepts_any_number_of_images(write):
     path, model = write("free", batch_size=None)
     opened = TFLiteRuntime(path, num_threads=2)
