@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from keras_vit.serve import batching
 from keras_vit.serve.batching import Batcher, Limits
 from keras_vit.serve.errors import RequestError
 
@@ -114,6 +116,33 @@ def test_full_queue_refuses_and_says_when_to_come_back():
             await batcher.submit(images(*range(5)), "s")
 
     run(test, max_batch=4, max_queue=4)
+
+
+def test_time_to_come_back_follows_the_engine(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def slow(seconds):
+        def compute(images, wanted):
+            clock[0] += seconds * len(images)
+            return {wanted: images}
+
+        return compute
+
+    async def main():
+        batcher = Batcher(slow(3.0), Limits(max_wait=0))
+        assert batcher.retry_after() == 1  # nothing is known
+        await batcher.submit(images(1, 2), "scores")
+        batcher.waiting = 5
+        assert batcher.retry_after() == 15  # as long as the first batch took an image
+        batcher.waiting, batcher._run = 0, slow(8.0)
+        await batcher.submit(images(1), "scores")
+        batcher.waiting = 5
+        assert batcher.retry_after() == 20  # a fifth of the way from 3 to 8 seconds
+        batcher.waiting = 0
+        await batcher.close()
+
+    asyncio.run(main())
 
 
 def test_request_that_waits_too_long_gets_504():
