@@ -184,13 +184,13 @@ def accuracies(job):
     """The accuracy of a trained model on all test images, with more and more merged tokens."""
     import keras_vit
     from benchmarks.int8 import _load_images
-    from keras_vit.preprocessing import normalize
+    from keras_vit.preprocessing import preprocess
 
     run = pathlib.Path(job["run"])
     model = keras_vit.runtime.open(run).model
     source = json.loads((run / "recipe.json").read_text())["data"]["source"]
     pixels, labels = _load_images(source, "test", None)
-    images, times = normalize(pixels, model.config), []
+    images, times = preprocess(pixels, model.config), []
     for r in [0, *job["merged"]]:
         predict = keras_vit.fused(model, token_merging=r)
         begin = time.process_time()
@@ -207,10 +207,10 @@ def accuracies(job):
 
 
 def cosines(job):
-    """The cosine of each photograph's features with and without merging."""
+    """The cosine of each photograph's features with and without merging, at 224 px."""
     import keras_vit
 
-    model = keras_vit.from_pretrained(job["checkpoint"], num_classes=0)
+    model = keras_vit.from_pretrained(job["checkpoint"], num_classes=0, image_size=224)
     images = _photographs(model.config)
     wanted = keras_vit.fused(model)(images)
     for r in job["merged"]:

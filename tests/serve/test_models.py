@@ -185,3 +185,6 @@ def test_server_without_a_model_does_not_start(tmp_path):
         run(None, tmp_path / "x.onnx")
     with pytest.raises(ValueError, match="NAME=PATH. Received: 'a/b'"):
         Models({"a/b": tmp_path})
+    for sources, keep in (({}, 1), ({"m": tmp_path}, 0), ({"m": tmp_path}, 1.5)):
+        with pytest.raises(ValueError, match="at least one model, and one version of each"):
+            Models(sources, keep=keep)

@@ -74,6 +74,20 @@ def test_what_is_no_tensor_is_refused(body, tensor, message):
     assert caught.value.status == 400
 
 
+def test_examples_of_classify_are_objects_of_one_feature():
+    def examples(*values):
+        return tensors.from_examples({"examples": list(values)}, "x", FILES).tolist()
+
+    assert examples({"x": "ab"}, {"x": [B64]}) == [b"ab", b"\xff\x00"]
+    for wrong in ({}, {"examples": []}, {"examples": {"x": "ab"}}, {"examples": "ab"}):
+        with pytest.raises(RequestError, match="'examples' is expected to be a non-empty list"):
+            tensors.from_examples(wrong, "x", FILES)
+    for wrong in ("ab", {}, {"y": "ab"}, {"x": "ab", "y": "ab"}):
+        with pytest.raises(RequestError, match="must be JSON object with the feature x but got"):
+            examples(wrong)
+    assert examples({"x": ["ab", "cd"]}) == [[b"ab", b"cd"]]  # whose shape no signature has
+
+
 def test_answers_have_the_form_of_the_request():
     outputs = {"a": np.float32([[0.1], [1]]), "b": np.array(["x", "é"], object)}
     assert json.loads(tensors.to_json(outputs, rows=True)) == {
