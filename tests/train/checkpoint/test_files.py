@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -105,6 +106,29 @@ def test_files_kill_keeps_the_last_checkpoint(tmp_path):
 @pytest.mark.slow
 def test_files_thirty_kills_keep_the_last_checkpoint(tmp_path):
     assert kill_while_saving(tmp_path / "run", kills=30, seed=1) >= 3  # kills that hit a save
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs the names of open files")
+def test_files_are_on_the_disk_before_their_name_and_the_name_at_the_end(tmp_path, monkeypatch):
+    """After a power cut, a checkpoint that has its name is whole, and the newest has its name."""
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def flush(handle):
+        calls.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def rename(old, new):
+        calls.append(f"rename to {Path(new).name}")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    write(tmp_path / "run", 3)
+    for name in (manifest.ARRAYS, manifest.FACTS, manifest.MANIFEST):
+        at = calls.index(f"rename to {name}")
+        assert calls[at - 1].endswith(f"-{name}")  # its hidden name
+    assert calls[-2:] == ["rename to ckpt-000003", "run"]
 
 
 def test_files_failing_call_keeps_the_last_checkpoint(tmp_path, monkeypatch):
