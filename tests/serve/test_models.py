@@ -118,7 +118,7 @@ def test_new_version_replaces_the_old_one_after_its_requests(tmp_path):
     run(test, tmp_path)
 
 
-def test_version_that_is_not_whole_waits_until_it_is(tmp_path):
+def test_version_that_is_not_whole_waits_until_it_is(tmp_path, caplog):
     write(tmp_path, 1)
 
     async def test(models):
@@ -129,6 +129,9 @@ def test_version_that_is_not_whole_waits_until_it_is(tmp_path):
         newest, oldest = models.status("m")
         assert (newest["state"], oldest["state"]) == ("END", "AVAILABLE")
         assert newest["status"]["error_message"] == "m/2/m.onnx is broken"
+        assert [record.message for record in caplog.records].count(
+            "a version cannot be loaded"
+        ) == 1
         write(tmp_path, 2, "good now")
         for _ in range(2):
             await look(models)

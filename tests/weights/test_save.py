@@ -1,11 +1,15 @@
 """save_pretrained: unsupported models are refused, and nothing is left behind."""
 
+import json
+
 import numpy as np
 import pytest
+from safetensors import safe_open
 from weights_sources import TINY, random_vit
 
 import keras_vit
 from keras_vit.weights.formats import WRITABLE
+from keras_vit.weights.json_rules import METADATA
 
 STEM = {"stem": "resnet"}
 TIMM_STEM = {"stem_epsilon": 1e-5, "stem_standardization": "variance"}
@@ -103,6 +107,20 @@ def test_save_rejects_unknown_formats_and_models(tmp_path):
     with pytest.raises(ValueError, match="path must end in '.safetensors'"):
         keras_vit.save_pretrained(random_vit(), tmp_path / "out.npz", format="torchvision")
     assert "timm" in WRITABLE and "dinov2" not in WRITABLE
+
+
+@pytest.mark.backend_free
+def test_save_as_one_file_states_the_config_that_a_folder_has_beside_it(tmp_path):
+    model = random_vit()
+    file = keras_vit.save_pretrained(model, tmp_path / "one.safetensors")
+    folder = keras_vit.save_pretrained(model, tmp_path / "folder")
+    assert (file, folder) == (tmp_path / "one.safetensors", tmp_path / "folder")
+    alone, beside = (safe_open(path, "np") for path in (file, folder / "model.safetensors"))
+    assert beside.metadata() == {"format": "pt"} and alone.metadata()["format"] == "pt"
+    stated = json.loads(alone.metadata()[METADATA])
+    assert stated == json.loads(json.dumps(model.config.to_dict()))
+    assert set(alone.keys()) == set(beside.keys()) and len(alone.keys()) > 10
+    assert keras_vit.from_pretrained(file).config == model.config
 
 
 def test_save_refuses_lora(tmp_path):
