@@ -74,6 +74,21 @@ class Muon(keras.optimizers.Muon):
         for (_, variable), update in zip(pairs, ops.unstack(updates, len(pairs)), strict=True):
             self.assign_sub(variable, ops.reshape(update, variable.shape))
 
+    def zeropower_via_newtonschulz5(self, x, steps):
+        """Keras' iteration; on torch with products that add in the same pass, on float32 sums."""
+        if keras.backend.backend() != "torch":
+            return super().zeropower_via_newtonschulz5(x, steps)
+        import torch
+
+        tall = x.shape[-2] > x.shape[-1]
+        x = x.mT if tall else x
+        x = x / (ops.norm(x, axis=(-2, -1), keepdims=True) + 1e-7)
+        for _ in range(steps):
+            a = x @ x.mT
+            b = torch.baddbmm(a, a, a, beta=self.muon_b, alpha=self.muon_c)
+            x = torch.baddbmm(x, b, x, beta=self.muon_a)
+        return x.mT if tall else x
+
     def _momentum(self, gradient, variable):
         m = self.momentums[self._get_variable_index(variable)]
         momentum = gradient + self.momentum * m
