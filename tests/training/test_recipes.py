@@ -45,7 +45,7 @@ RATES = {
     "digits": (1796, 180, 2e-3, 0.0),
     "fashion_mnist": (5625, 300, 5e-3, 0.0),
     "cifar10_plain": (10_156, 400, 5e-3, 0.0),
-    "cifar10_scratch": (7812, 200, 6e-3, 0.0),
+    "cifar10_scratch": (8398, 200, 6e-3, 0.0),
     "cifar10_scratch_long": (39_062, 3910, 1e-3, 0.0),
     "cifar10_finetune": (2344, 200, 3e-4, 0.0),
     "cifar10_finetune_b16": (10_000, 500, 0.03, 0.0),
