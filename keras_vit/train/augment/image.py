@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import ViTConfig
+from keras_vit.export.saved_model.orientation import orientation, turned
 from keras_vit.preprocessing import KERAS_METHODS, Preprocessing
 from keras_vit.train.augment import keras_cv_layers, rand_augment
 from keras_vit.train.data.decoding import decode
@@ -151,7 +152,11 @@ def inception_crop(image, config, area, draws):
         return tf.slice(picture, *_window(tf.shape(picture), area, draws))
 
     def jpeg():
+        # The box is one of the stored pixels: areas and ratios are as random when it is turned.
         begin, size = _window(tf.image.extract_jpeg_shape(image), area, draws)
+        how = orientation(image)
+        sides = tf.constant(config.image_size)
+        sides = tf.where(how >= 5, sides[::-1], sides)  # those turn height into width
 
         def decode_at(ratio):
             box = tf.concat([begin[:2] // ratio, size[:2] // ratio], 0)
@@ -159,9 +164,10 @@ def inception_crop(image, config, area, draws):
 
         # JPEG can be decoded at a half, a quarter or an eighth in a fraction of the time. The box
         # then moves by less than one of the larger pixels.
-        surplus = tf.reduce_min(size[:2] // tf.constant(config.image_size))
+        surplus = tf.reduce_min(size[:2] // sides)
         step = tf.reduce_sum(tf.cast(surplus >= tf.constant([2, 4, 8]), tf.int32))
-        return tf.switch_case(step, [lambda r=r: decode_at(r) for r in (1, 2, 4, 8)])
+        part = tf.switch_case(step, [lambda r=r: decode_at(r) for r in (1, 2, 4, 8)])
+        return turned(part, how)
 
     encoded = image.dtype == tf.string
     part = tf.cond(tf.io.is_jpeg(image), jpeg, pixels) if encoded else pixels()

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import PIL.Image
 import PIL.ImageFilter
+import PIL.ImageOps
 import pytest
 import tensorflow as tf
 
@@ -144,6 +145,30 @@ def test_inception_crop_of_a_small_jpeg_agrees_with_its_pixels():
     np.testing.assert_array_equal(results[:, :, 2:-2], expected[:, :, 2:-2])
     assert np.abs(results - expected).max() <= 8
     assert np.abs(results - other).max() > 50
+
+
+@pytest.mark.parametrize("crop", ("none", "pad", "inception"))
+@pytest.mark.parametrize("how", (3, 6))
+def test_every_crop_turns_a_photograph_as_its_camera_was_held(crop, how):
+    picture = np.zeros((160, 240, 3), "uint8")
+    picture[:80] += 100
+    picture[:, :120] += 100  # four quarters of four grays
+    exif = PIL.Image.Exif()
+    exif[0x0112] = how
+    buffer = io.BytesIO()
+    PIL.Image.fromarray(picture).save(buffer, "JPEG", quality=95, exif=exif)
+    upright = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(buffer.getvalue())))
+    # At this size an inception crop is decoded at an eighth.
+    config = _config(image_size=(16, 24) if how == 3 else (24, 16), crop_fraction=None)
+    settings = Augment(crop=crop, crop_padding=0, crop_area=(1.0, 1.0))
+
+    def quarters(image):
+        height, width = np.array(image).shape[0] // 4, np.array(image).shape[1] // 4
+        return np.array(image)[height :: 2 * height, width :: 2 * width, 0].astype(int)
+
+    (result,) = _run(buffer.getvalue(), settings, config, seeds=1)
+    assert np.abs(quarters(result) - quarters(upright)).max() < 3
+    assert np.abs(quarters(result) - quarters(picture)[: len(quarters(result))]).max() > 50
 
 
 @pytest.mark.parametrize(("size", "bound"), (((15, 11), 0.3), ((30, 20), 2), ((90, 70), 2)))
