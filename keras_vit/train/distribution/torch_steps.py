@@ -27,6 +27,8 @@ from keras_vit.train.distribution.devices import Devices
 # Hashes of the steps of Keras for which the replacements were written.
 KNOWN_STEPS = {"train_step": "2efbe660520ab77c", "test_step": "aad112ecc9a336d4"}
 
+LOSSES = ("compute_loss", "compute_metrics")
+"""What a model may compute from its images in its own way."""
 TRAIN, TEST = 0, 1
 _offset = contextvars.ContextVar("offset", default=0)  # added to the seeds of seed generators
 
@@ -88,7 +90,7 @@ class _Steps:
         self.met = weakref.WeakSet()  # models with the weights of process 0
 
     def train(self, model, data):
-        batch = self._batch(TRAIN, data)
+        batch = self._batch(TRAIN, model, data)
         model.zero_grad()
         weights = model.trainable_weights
         if not weights:
@@ -105,7 +107,7 @@ class _Steps:
         return _metrics(model, batch, predictions)
 
     def test(self, model, data):
-        batch = self._batch(TEST, data)
+        batch = self._batch(TEST, model, data)
         loss, predictions = _Forward(model, self.devices)(batch, training=False)
         model._loss_tracker.update_state(loss, sample_weight=batch.size)
         return _metrics(model, batch, predictions)
@@ -168,7 +170,7 @@ class _Steps:
         model.__dict__["_data_parallel"] = made
         return made
 
-    def _batch(self, kind, data):
+    def _batch(self, kind, model, data):
         """The batch of a step, once all processes are known to have the same one."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         own = isinstance(data, OwnPart)
@@ -187,12 +189,17 @@ class _Steps:
                 _map(lambda v: _whole(keras.ops.convert_to_tensor(v), count), v)
                 for v in (y, weights)
             )
-            return _Batch(x, y, weights, size * count, size)
+            # Keras' own loss does not read the images; sending them to all takes time.
+            own = any(getattr(type(model), f) is not getattr(keras.Model, f) for f in LOSSES)
+            reads = getattr(model, "loss_reads_images", own)
+            images = _map(lambda v: _whole(v, count), x) if reads else None
+            return _Batch(x, y, weights, images, size * count, size)
         part = -(-size // count)
         rows = slice(number * part, (number + 1) * part)
         if size % count:  # padded with the last sample, whose prediction is dropped
             rows = np.minimum(np.arange(number * part, (number + 1) * part), size - 1)
-        return _Batch(_map(lambda v: v[rows], x), y, weights, size, part)
+        own = _map(lambda v: v[rows], x)
+        return _Batch(own, y, weights, x, size, part)
 
     def _difference(self, seen):
         kinds, own, sizes, _ = seen.T
@@ -216,6 +223,7 @@ class _Batch(NamedTuple):
     x: Any  # the part of this process
     y: Any  # of all processes, like the weights
     sample_weight: Any
+    images: Any  # x of all processes; None if the loss does not read it
     size: int  # samples of all processes
     part: int  # samples of this one
 
@@ -250,7 +258,7 @@ class _Forward(torch.nn.Module):
 
         predictions = _map(of_all, predictions)
         loss = model._compute_loss(
-            x=batch.x,
+            x=batch.images,
             y=batch.y,
             y_pred=predictions,
             sample_weight=batch.sample_weight,
@@ -283,7 +291,9 @@ def _whole(own, processes):
 
 
 def _metrics(model, batch, predictions):
-    return model.compute_metrics(batch.x, batch.y, predictions, sample_weight=batch.sample_weight)
+    return model.compute_metrics(
+        batch.images, batch.y, predictions, sample_weight=batch.sample_weight
+    )
 
 
 @contextlib.contextmanager

@@ -97,6 +97,7 @@ class DINO(Objective):
     """
 
     reads = "pre_logits"
+    loss_reads_images = False
 
     def __init__(
         self,

@@ -84,6 +84,7 @@ class Distillation(Objective):
     """
 
     reads = "logits"
+    loss_reads_images = False
 
     def __init__(
         self,

@@ -23,6 +23,9 @@ class Objective(keras.Model):
     "logits". The layers behind it, such as the head, are not among the trainable variables: they
     have no gradient, and weight decay would change them all the same.
 
+    An objective whose `image_losses` do not read the images says so by `loss_reads_images = False`:
+    several processes then do not send them to each other.
+
     What is random in training draws from `seed_generator`, whose state is among `variables`; so
     `keras_vit.train.Checkpoint` resumes it. What is random outside of training is the same in each
     call (`seed_for`): the `val_loss` of two epochs can be compared, and an evaluation does not
@@ -49,6 +52,7 @@ class Objective(keras.Model):
 
     vit: ViT
     reads = "tokens"
+    loss_reads_images = True
 
     def __init__(self, vit: ViT, *, seed: int | None = None, name: str | None = None, **kwargs):
         self._check_vit(vit)
@@ -134,7 +138,8 @@ class Objective(keras.Model):
                 f"loss must be None: {type(self).__name__} computes its own. "
                 f"Received: loss={self.loss!r} in compile()"
             )
-        x = keras.tree.map_structure(ops.convert_to_tensor, x)
+        if x is not None:
+            x = keras.tree.map_structure(ops.convert_to_tensor, x)
         losses = self.image_losses(x, y, y_pred)  # (B,)
         # As Keras does it for any loss, with several devices too.
         total = _Mean(name="mean", dtype="float32")(losses, losses, sample_weight)

@@ -22,7 +22,8 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
     and all above the last block is layer depth + 1, with factor 1.
 
     Args:
-        model: A `ViT`, or a model with its layers.
+        model: A `ViT`, a model with its layers, or an objective around a ViT: the layers are those
+            of the ViT, not of a deeper teacher or decoder.
         decay: In (0, 1].
 
     Returns:
@@ -31,7 +32,8 @@ def layer_factors(model: keras.Model, decay: float) -> dict[str, float]:
     if not 0 < decay <= 1:
         raise ValueError(f"decay must be in (0, 1]. Received: decay={decay!r}")
     paths = [v.path for v in model.weights]
-    blocks = [int(match[1]) for match in map(BLOCK.search, paths) if match]
+    trained = [v.path for v in getattr(model, "vit", model).weights]
+    blocks = [int(match[1]) for match in map(BLOCK.search, trained) if match]
     if not blocks:
         raise ValueError(f"model must have encoder blocks. Received: model={model.name!r}")
     top = max(blocks) + 2
@@ -93,5 +95,5 @@ class LayerFactors:
 def _layer(path: str, top: int) -> int:
     block = BLOCK.search(path)
     if block:
-        return int(block[1]) + 1
+        return min(int(block[1]) + 1, top)  # a teacher may have more of them
     return 0 if EMBEDDING.search(path) else top

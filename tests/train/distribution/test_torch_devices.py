@@ -26,7 +26,7 @@ def compared(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("name", [*CASES, "own"])
+@pytest.mark.parametrize("name", [*CASES, "own", "own objective"])
 def test_two_processes_compute_what_one_does(compared, name):
     tolerance = 1e-3 if name == "overflow" else 1e-5  # float16
     for found in compared:

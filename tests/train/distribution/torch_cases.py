@@ -54,7 +54,7 @@ def trained(model, x, y, **more):
     )
     model.fit(x, y, batch_size=8, callbacks=[each], verbose=0, **{"shuffle": False, **more})
     some = keras.tree.map_structure(lambda a: a[:21], (x, y))  # 8, 8, 5
-    rows.append(model.evaluate(*some, batch_size=8, verbose=0))
+    rows.append(np.atleast_1d(model.evaluate(*some, batch_size=8, verbose=0)).tolist())
     return {"logs": rows, **{w.path: keras.ops.convert_to_numpy(w) for w in model.weights}}
 
 
@@ -119,6 +119,25 @@ def overflow():
     return {"scale": float(model.optimizer.dynamic_scale), "head": found["head/kernel"]}
 
 
+def brightness():
+    """An objective whose loss reads the images, as those of masked training do."""
+    from keras_vit.train.objectives.objective import Objective
+
+    class Brightness(Objective):
+        reads = "logits"
+
+        def call(self, images, training=None):
+            return {"logits": self.vit(images, training=training)}
+
+        def image_losses(self, images, labels, outputs):
+            means = keras.ops.mean(images, axis=(1, 2, 3))  # (B,)
+            return (outputs["logits"][:, 0] - 20 * means) ** 2
+
+    model = Brightness(vit(), seed=0)
+    model.compile(keras.optimizers.SGD(0.05))
+    return model
+
+
 CASES = {
     "sgd": simple(lambda: keras.optimizers.SGD(0.05)),
     "adamw": simple(lambda: keras.optimizers.AdamW(0.002)),
@@ -134,6 +153,7 @@ CASES = {
     "summed": summed,
     "frozen": frozen,
     "overflow": overflow,
+    "objective": lambda: trained(brightness(), *numbers()),
 }
 
 
@@ -147,17 +167,16 @@ def apart(one, other):
     )
 
 
-def own_parts(devices):
-    """Like "sgd", but each process makes a dataset of its own part."""
+def own_parts(devices, model):
+    """Trained as it is alone, but each process makes a dataset of its own part."""
     x, y = numbers()
-    model = compiled(vit(), keras.optimizers.SGD(0.05))
     mine = [tuple(a[i : i + 8][devices.process * 4 :][:4] for a in (x, y)) for i in range(0, 32, 8)]
     rows = []
     each = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: rows.append([float(v) for v in logs.values()])
     )
     model.fit(devices.distribute(mine), callbacks=[each], verbose=0)
-    rows.append(model.evaluate(x[:21], y[:21], batch_size=8, verbose=0))
+    rows.append(np.atleast_1d(model.evaluate(x[:21], y[:21], batch_size=8, verbose=0)).tolist())
     return {"logs": rows, **{w.path: keras.ops.convert_to_numpy(w) for w in model.weights}}
 
 
@@ -214,7 +233,9 @@ def compare(out):
     with distribution.scope("auto") as devices:
         for name, case in CASES.items():
             found[name] = apart(case(), wanted[name])
-        found["own"] = apart(own_parts(devices), wanted["sgd"])
+        plain = compiled(vit(), keras.optimizers.SGD(0.05))
+        found["own"] = apart(own_parts(devices, plain), wanted["sgd"])
+        found["own objective"] = apart(own_parts(devices, brightness()), wanted["objective"])
         found["control"] = apart(simple(lambda: keras.optimizers.SGD(0.0499))(), wanted["sgd"])
         found["scale"] = wanted["overflow"]["scale"]
         found["masks"], found["states"] = masks(devices)

@@ -4,6 +4,7 @@ import keras
 import pytest
 from conformance import tiny_model
 
+from keras_vit.train.objectives.distillation import Distillation
 from keras_vit.train.optim.layer_decay import layer_factors, with_layer_factors
 
 
@@ -30,6 +31,14 @@ def test_layer_factors_agree_with_beit():
     distilled = layer_factors(tiny_model("distilled"), 0.5)
     assert distilled["distillation_token/tokens"] == 0.5**3
     assert distilled["head/class/kernel"] == distilled["head/distillation/kernel"] == 1.0
+
+
+def test_layer_factors_are_those_of_the_trained_vit():
+    student, teacher = tiny_model(depth=2), tiny_model(depth=5)
+    alone = layer_factors(student, 0.5)
+    factors = layer_factors(Distillation(student, teacher), 0.5)
+    assert {path: factors[path] for path in alone} == alone
+    assert factors["encoder_block_4/mlp/dense_1/kernel"] == 1.0  # the teacher's, not trained
 
 
 def test_layer_factors_refuse_wrong_arguments():
