@@ -284,10 +284,17 @@ def _tfds_split(
         return dataset.map(
             lambda example: {
                 "image": example[image],
-                "label": example[label] if labeled else tf.constant(0, tf.int64),
+                "label": label_of(example) if labeled else tf.constant(0, tf.int64),
             }
         )
 
+    def label_of(example):
+        found = tf.debugging.assert_non_negative(example[label], f"{refused}, in part")
+        with tf.control_dependencies([found]):
+            return tf.identity(example[label])
+
+    rule = f"data.{field} must be a split with labels"
+    refused = f"{rule}. Received: data.{field}={split!r}"
     labeled = label is not None
     try:
         number = int(open(None).cardinality())
@@ -296,20 +303,37 @@ def _tfds_split(
             f"data.{field} must have images of the splits {', '.join(splits)}. "
             f"Received: data.{field}={split!r}"
         ) from error
-    first = next(open(None).take(1).as_numpy_iterator())
-    if first["label"] < 0:
-        labeled = False
+    if labeled and _has_unlabeled(builder, split, label):
         if needs_labels:
-            raise ValueError(
-                f"data.{field} must be a split with labels. Received: data.{field}={split!r}"
-            )
+            raise ValueError(refused)
+        labeled = False
     # Images of one size are kept decoded, others encoded.
     size = builder.info.dataset_size if encoded else number * int(np.prod(shape))
     if not 0 < size <= MEMORY_LIMIT:  # 0 means unknown
         return StreamedSplit(number, open), labeled
-    with tf.device("CPU"):
-        examples = open(None).batch(number).get_single_element()
+    try:
+        with tf.device("CPU"):
+            examples = open(None).batch(number).get_single_element()
+    except tf.errors.InvalidArgumentError as error:
+        if rule not in str(error):
+            raise
+        raise ValueError(f"{refused}, in part") from error
     return IndexedSplit(examples["image"], examples["label"]), labeled
+
+
+def _has_unlabeled(builder, split: str, label: str) -> bool:
+    """Whether the first image of one of the splits that are joined by "+" has no label."""
+    import tensorflow_datasets as tfds
+
+    options = {
+        "decoders": tfds.decode.PartialDecoding({label: True}),
+        "read_config": tfds.ReadConfig(try_autocache=False),
+    }
+    return any(
+        example[label] < 0
+        for part in split.split("+")
+        for example in tfds.as_numpy(builder.as_dataset(split=part, **options).take(1))
+    )
 
 
 # -- a folder of images

@@ -440,10 +440,13 @@ def unlabeled(tmp_path_factory):
     for name, features in (("plain", image), ("mixed", image | label)):
         splits = {
             split: [
-                (i, {"image": pixels[i], "label": -1 if split == "rest" else i % 3})
+                (i, {"image": pixels[i], "label": -1 if i >= labels else i % 3})
                 for i in range(count)
             ]
-            for split, count in (("train", 6), ("test", 4), ("rest", 5))
+            for split, count, labels in (
+                *(("train", 6, 6), ("test", 4, 4)),
+                *(("rest", 5, 0), ("half", 4, 2)),
+            )
         }
         for examples in splits.values():
             for _, one in examples:
@@ -467,11 +470,18 @@ def test_tfds_set_without_labels(unlabeled, limit, monkeypatch):
         sources.open_source(plain)
     with pytest.raises(ValueError, match=r"data\.train must be a split with labels.*'rest'"):
         sources.open_source(mixed)
-    for data, count in ((plain, 6), (mixed, 5)):
+    both = Data("tfds:mixed", unlabeled, train="train+rest")
+    with pytest.raises(ValueError, match=r"data\.train must be a split with labels.*'train\+rest'"):
+        sources.open_source(both)
+    for data, count in ((plain, 6), (mixed, 5), (both, 11)):
         source = sources.open_source(data, needs_labels=False)
         assert source.labels is None and source.num_classes == 0
-        found = take(source.train.ordered(), 9)
+        found = take(source.train.ordered(), 15)
         assert [label for _, label, _ in found] == [0] * count
         assert found[0][2].shape == (5, 7, 3)
+    # A stream is not read to its end before it trains.
+    error = tf.errors.InvalidArgumentError if limit == 1 else ValueError
+    with pytest.raises(error, match=r"data\.train must be a split with labels.*half.*in part"):
+        take(sources.open_source(Data("tfds:mixed", unlabeled, train="half")).train.ordered(), 4)
     source = sources.open_source(Data("tfds:mixed", unlabeled), needs_labels=False)
     assert source.labels == ("ant", "bee", "cat") and source.num_classes == 3
