@@ -115,3 +115,10 @@ def as_labels(value: Any) -> Any:
     if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):  # NumPy, pandas
         value = value.tolist()
     return tuple(value) if isinstance(value, list) else value
+
+
+def in_other_order(labels: Any, others: Any) -> bool:
+    """Whether two models or datasets have the same classes under other numbers."""
+    if not labels or not others:
+        return False
+    return tuple(labels) != tuple(others) and sorted(labels) == sorted(others)

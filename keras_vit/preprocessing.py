@@ -242,7 +242,9 @@ class Preprocessing(keras.layers.Rescaling):
         images = backend.numpy.reshape(
             images, (*(-1,) * (len(images.shape) - 3), target_h, target_w, images.shape[-1])
         )
-        return super().call(images)
+        # Not Rescaling's own: it expects channels where Keras' image_data_format says.
+        scale, offset = (backend.cast(v, self.compute_dtype) for v in (self.scale, self.offset))
+        return images * scale + offset
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-3], *self.config.image_size, input_shape[-1])
@@ -325,6 +327,11 @@ def _pil_pixels(image: Any, config: ViTConfig) -> np.ndarray:
     if channels not in MODES:
         raise ValueError(
             f"images must be arrays for in_channels={channels}; a PIL image has 1 or 3. "
+            f"Received: a PIL image of mode {image.mode!r}"
+        )
+    if image.mode in ("I", "F"):  # the value of white is unknown; PIL would clip to 0 to 255
+        raise ValueError(
+            "images must hold pixels of 8 or 16 bits: convert them, or pass arrays from 0 to 255. "
             f"Received: a PIL image of mode {image.mode!r}"
         )
     if image.mode.startswith("I;16"):  # PIL would clip values above 255

@@ -201,6 +201,31 @@ def test_preprocess_refuses_a_pil_image_for_many_channels():
 
 
 @pytest.mark.backend_free
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_preprocess_refuses_numbers_of_which_white_is_unknown(mode):
+    values = np.array([[0, 1000], [30000, 65535]])
+    image = Image.fromarray(values.astype("int32" if mode == "I" else "float32"))
+    assert image.mode == mode
+    with pytest.raises(ValueError, match=f"images must hold pixels of 8 or 16.*mode '{mode}'"):
+        preprocess(image, TINY)
+    deep = preprocess(Image.fromarray(values.astype("uint16")), CONFIG)  # 65535 is white
+    assert deep.max() == 1 and deep.min() == -1 and len(np.unique(deep)) > 4
+
+
+def test_layer_reads_channels_last_whatever_keras_reads():
+    config = CONFIG.replace(pixel_mean=(0.1, 0.5, 0.7), pixel_std=(0.2, 0.3, 0.4))
+    images = photo()[None].astype("float32")
+    expected = to_numpy(preprocessing.Preprocessing(config)(images))
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    try:
+        result = to_numpy(preprocessing.Preprocessing(config)(images))
+    finally:
+        keras.config.set_image_data_format(before)
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.backend_free
 def test_preprocess_applies_exif_orientation(tmp_path):
     from keras_vit.images import read_image, read_pixels
 

@@ -12,6 +12,7 @@ import keras
 
 import keras_vit
 from keras_vit.classifier import vit_of
+from keras_vit.config_rules import in_other_order
 from keras_vit.train.data.batching import test_batches
 from keras_vit.train.data.sources import Source, open_source
 from keras_vit.train.distribution.devices import jit_compile
@@ -129,7 +130,7 @@ def _check_classes(config: keras_vit.ViTConfig, source: Source) -> None:
         )
     ours, theirs = config.labels, source.labels
     if ours and theirs and ours != tuple(theirs):
-        if sorted(ours) == sorted(theirs):
+        if in_other_order(ours, theirs):
             raise ValueError(f"data must have its classes in the model's order: {', '.join(ours)}")
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b]
         logger.warning(

@@ -77,13 +77,14 @@ class RunPlan:
         return 0 if labels or not self.source.num_classes else self.recipe.evaluation.knn
 
     @property
-    def monitor(self) -> str:
-        """The value in the logs that tells the best epoch."""
+    def monitor(self) -> str | None:
+        """The value in the logs that tells the best epoch; None if nothing does."""
         if self.recipe.objective.needs_labels:
             return "val_accuracy"
+        if self.views is None:
+            return "val_loss"
         # The loss of views compares a model with itself: it is lower for one that learns nothing.
-        knn = self.knn and self.devices.replicas == 1 and self.views is not None
-        return "val_knn" if knn else "val_loss"
+        return "val_knn" if self.knn and self.devices.replicas == 1 else None
 
     @property
     def evaluation_batch(self) -> int:
@@ -327,6 +328,8 @@ def _fit(plan: RunPlan, workdir: Path, checkpoint, verbose, callbacks) -> dict[s
     observers: list[keras.callbacks.Callback] = [watch.StopAfter(plan.steps), progress]
     if plan.knn and devices.replicas == 1:
         observers.append(run_batches.knn(plan))
+    elif plan.knn and devices.is_chief:
+        logger.warning("val_knn is not computed on several devices, but once, after training")
     if recipe.optimizer.ema_momentum is not None:
         observers.append(watch.EvaluateAverage())
     if devices.is_chief:

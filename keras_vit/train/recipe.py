@@ -11,16 +11,50 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 from keras_vit import ViTConfig
 from keras_vit.train.objectives.by_name import option_types
 from keras_vit.weights.files.documents import read_document
 
 
+class _Section:
+    """A part of a recipe. A name or a number that nothing knows must not train something else."""
+
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Least and largest value of a field, by its name."""
+    positive: ClassVar[tuple[str, ...]] = ()
+    """Fields that must be greater than 0."""
+
+    def __post_init__(self):
+        section = type(self).__name__.lower()
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
+            kind, value = hints[field.name], getattr(self, field.name)
+            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+                names = ", ".join(map(repr, typing.get_args(kind)))
+                raise ValueError(
+                    f"{section}.{field.name} must be one of {names}. "
+                    f"Received: {section}.{field.name}={value!r}"
+                )
+        rules = {name: _range_rule(*ends) for name, ends in self.ranges.items()}
+        rules |= {name: (lambda v: v > 0, "greater than 0") for name in self.positive}
+        for name, (holds, rule) in rules.items():
+            value = getattr(self, name)
+            if value is not None and not holds(value):
+                raise ValueError(
+                    f"{section}.{name} must be {rule}. Received: {section}.{name}={value}"
+                )
+
+
+def _range_rule(least: float, most: float) -> tuple[Callable[[Any], bool], str]:
+    text = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+    return lambda value: least <= value <= most, text
+
+
 @dataclasses.dataclass(frozen=True)
-class Data:
+class Data(_Section):
     """Which images."""
 
     source: str
@@ -33,7 +67,7 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(_Section):
     """Which model, and what of it is trained."""
 
     variant: str | None = None
@@ -48,9 +82,21 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer:
+class Optimizer(_Section):
     """How weights are updated."""
 
+    ranges = types.MappingProxyType(
+        {
+            "learning_rate": (0, math.inf),
+            "weight_decay": (0, math.inf),
+            "momentum": (0, 1),
+            "beta_1": (0, 1),
+            "beta_2": (0, 1),
+            "ema_momentum": (0, 1),
+            "base_batch": (1, math.inf),
+        }
+    )
+    positive = ("global_clipnorm", "clipnorm")
     name: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
     learning_rate: float = 1e-3
     """The peak, for the whole batch of all devices."""
@@ -76,9 +122,10 @@ class Optimizer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(_Section):
     """The learning rate: linear warm-up, then a cosine."""
 
+    ranges = types.MappingProxyType({"warmup_steps": (0, math.inf), "final": (0, 1)})
     name: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = 0
     """Updates; with `accumulate` = k there is one in k batches."""
@@ -87,9 +134,22 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Augment:
+class Augment(_Section):
     """What is done to training images, in this order."""
 
+    ranges = types.MappingProxyType(
+        {
+            "crop_padding": (0, math.inf),
+            "rand_augment_layers": (0, math.inf),
+            "rand_augment_magnitude": (0, 30),
+            "color_jitter": (0, 1),
+            "erasing": (0, 1),
+            "cutout": (0, math.inf),
+            "mixup": (0, math.inf),
+            "cutmix": (0, math.inf),
+            "repeats": (1, math.inf),
+        }
+    )
     crop: Literal["none", "pad", "inception"] = "none"
     """As in evaluation; a window of the image padded with black; a random part."""
     crop_padding: int = 4
@@ -122,6 +182,7 @@ class Augment:
     """Repeated augmentation: versions of an image in one batch."""
 
     def __post_init__(self):
+        super().__post_init__()
         object.__setattr__(self, "keras_cv", _named_layers(self.keras_cv))
         low, high = self.crop_area
         if not 0 < low <= high <= 1:
@@ -129,20 +190,6 @@ class Augment:
                 "augment.crop_area must be two shares in (0, 1], the smaller first. "
                 f"Received: augment.crop_area={self.crop_area}"
             )
-        for name, least, most in (
-            ("crop_padding", 0, math.inf),
-            ("rand_augment_layers", 0, math.inf),
-            ("rand_augment_magnitude", 0, 30),
-            ("color_jitter", 0, 1),
-            ("erasing", 0, 1),
-            ("cutout", 0, math.inf),
-            ("mixup", 0, math.inf),
-            ("cutmix", 0, math.inf),
-            ("repeats", 1, math.inf),
-        ):
-            if not least <= (value := getattr(self, name)) <= most:
-                rule = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-                raise ValueError(f"augment.{name} must be {rule}. Received: augment.{name}={value}")
 
 
 def _named_layers(layers: Any) -> tuple[tuple[str, dict[str, Any]], ...]:
@@ -161,7 +208,7 @@ def _named_layers(layers: Any) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(_Section):
     """What the model is trained for. All but "labels" and "distillation" need no labels."""
 
     name: Literal["labels", "masked_patches", "mae", "simmim", "dino", "distillation"] = "labels"
@@ -203,15 +250,16 @@ class Objective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class Loss(_Section):
     """What is minimized."""
 
+    ranges = types.MappingProxyType({"label_smoothing": (0, 1)})
     name: Literal["softmax", "sigmoid"] = "softmax"
     label_smoothing: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(_Section):
     """How long, and with what precision."""
 
     batch_size: int
@@ -230,7 +278,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(_Section):
     """What is evaluated, and when."""
 
     batch_size: int | None = None
@@ -273,11 +321,6 @@ class Recipe:
             raise ValueError(
                 "loss.name must be 'softmax' for objective.name='distillation'. "
                 f"Received: loss.name={self.loss.name!r}"
-            )
-        if self.optimizer.base_batch is not None and self.optimizer.base_batch < 1:
-            raise ValueError(
-                "optimizer.base_batch must be at least 1. "
-                f"Received: optimizer.base_batch={self.optimizer.base_batch}"
             )
 
     def steps(self, num_examples: int) -> int:

@@ -26,7 +26,7 @@ def remat(model: ViT, blocks: Sequence[int] | None = None) -> None:
     changes outside of training, in the config and in files: call this again after loading.
 
     Call it before the first `fit`, which compiles the training step. Every objective around the
-    model uses it; `FlexiViT` at the model's own patch size alone.
+    model uses it: `FlexiViT` at the model's own patch size alone, `DINO` for global views alone.
 
     Args:
         model: A `ViT`.

@@ -128,6 +128,9 @@ def _source(reading: Reading, about: Mapping[str, Any]) -> ViTConfig:
     labels = fields.get("labels")
     if labels is not None and len(labels) != fields["num_classes"]:
         fields = fields | {"labels": None}
+    for name in ("image_size", "patch_size"):
+        if fields[name] is None:
+            raise ValueError(f"{name} must be stated by the checkpoint. Received: {name}=None")
     sides = zip(_pair(fields["image_size"]), _pair(fields["patch_size"]), strict=True)
     if any(side % patch for side, patch in sides):
         fields["ignore_remainder"] = True  # as a convolution without padding does

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conformance import TINY
+from conformance import KINDS, TINY
 from safetensors.numpy import save_file
 
 import keras_vit
@@ -98,3 +98,15 @@ def test_unknown_arrays_are_refused_before_their_json_is_read(foreign, tmp_path,
     for content in ({"architecture": [1], "model_args": [1]}, {"model_type": {}}, {}):
         (folder / "config.json").write_text(json.dumps(content))
         refused(r"must (have the names|be one of timm's).*timm", keras_vit.from_pretrained, folder)
+
+
+@pytest.mark.backend_free
+def test_image_size_that_nothing_states_is_refused(tmp_path, refused):
+    """DINOv3 has no table of positions that shows it."""
+    fields = {"num_classes": 0, "width": 24, "num_heads": 3, "head_dim": None, "key_bias": False}
+    config = KINDS["rope"].replace(**fields, image_size=16)
+    keras_vit.save_pretrained(ViT(config), tmp_path / "dinov3", "huggingface_dinov3")
+    assert keras_vit.from_pretrained(tmp_path / "dinov3").config.image_size == (16, 16)
+    content = json.loads((tmp_path / "dinov3" / "config.json").read_text())
+    (tmp_path / "dinov3" / "config.json").write_text(json.dumps({**content, "image_size": None}))
+    refused("image_size must be stated", keras_vit.from_pretrained, tmp_path / "dinov3")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import zipfile
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -187,6 +188,18 @@ def test_dino_trains_on_views_and_saves_the_teacher(tmp_path):
     assert log(tmp_path)[-1]["val_loss"] == pytest.approx(loss, rel=0.3)
     with pytest.raises(ValueError, match="augment must be left out for objective.name='dino'"):
         fit.train(override(DINO_RUN, ["augment.flip=true"]), tmp_path / "other")
+
+
+@pytest.mark.backend_free
+def test_the_best_epoch_of_views_is_told_by_neighbors_alone():
+    def monitor(run, replicas=1, settings=()):
+        run, devices = override(run, settings), SimpleNamespace(replicas=replicas)
+        return fit.RunPlan(run, digits(), devices, None, 1, 1, 1).monitor
+
+    assert monitor(DINO_RUN) == "val_knn" and monitor(MAE_RUN) == "val_loss"
+    assert monitor(DINO_RUN, replicas=2) is None  # no neighbors are sought on several devices
+    assert monitor(DINO_RUN, settings=["evaluation.knn=0"]) is None
+    assert monitor(MAE_RUN, replicas=2) == "val_loss"
 
 
 @pytest.mark.sampled(cases=0)  # test_distillation.py trains on every backend

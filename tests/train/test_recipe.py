@@ -92,12 +92,31 @@ def test_override_uses_the_last_of_two():
         ("augment.erasing=25", ["augment.erasing", "from 0 to 1"]),
         ("augment.rand_augment_magnitude=31", ["augment.rand_augment_magnitude", "from 0 to 30"]),
         ("augment.crop_area=[1,0.08]", ["augment.crop_area", "smaller first"]),
+        ("loss.label_smoothing=10", ["loss.label_smoothing", "from 0 to 1"]),
+        ("optimizer.clipnorm=-1", ["optimizer.clipnorm", "greater than 0"]),
+        ("optimizer.weight_decay=-0.1", ["optimizer.weight_decay", "at least 0"]),
+        ("schedule.final=2", ["schedule.final", "from 0 to 1"]),
     ],
 )
 def test_bad_setting_is_refused_with_the_reason(setting, words):
     with pytest.raises(ValueError) as error:
         override(example(), [setting])
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: recipes.Optimizer("lion"), "optimizer.name must be one of 'adamw'"),
+        (lambda: recipes.Schedule("linear"), "schedule.name must be one of 'cosine'"),
+        (lambda: recipes.Loss("Sigmoid"), "loss.name must be one of 'softmax'"),
+        (lambda: Model(method="LoRA"), "model.method must be one of 'full'"),
+        (lambda: Augment(crop="random"), "augment.crop must be one of 'none'"),
+    ],
+)
+def test_unknown_names_are_refused_in_python_too(make, word):
+    with pytest.raises(ValueError, match=word):
+        make()
 
 
 def test_epochs_are_converted_to_steps():

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.config import ViTConfig
+from keras_vit.config_rules import in_other_order
 from keras_vit.model import ViT, head_logits
 from keras_vit.preprocessing import KERAS_METHODS
 
@@ -143,6 +144,11 @@ def check_teacher(model: Any, vit: ViT, preprocessing: Any, from_logits: bool) -
             f"Received: teacher_preprocessing={preprocessing!r}"
         )
     if isinstance(model, ViT):
+        if in_other_order(vit.config.labels, model.config.labels):
+            raise ValueError(
+                "teacher must have its classes in the order of vit.config.labels: "
+                f"{', '.join(vit.config.labels)}. Received: {', '.join(model.config.labels)}"
+            )
         if model.config.num_classes and not from_logits:
             raise ValueError(
                 "teacher_from_logits must be True for a ViT, whose logits are read before its "

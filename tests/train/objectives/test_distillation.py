@@ -470,6 +470,10 @@ def test_models_that_cannot_teach_or_learn_are_refused():
         Distillation(vit, convnet(classes=4))
     with pytest.raises(ValueError, match="teacher_preprocessing must convert"):
         Distillation(vit, convnet(size=8))
+    named = student(labels=("ant", "bee", "cat"))
+    Distillation(named, student(labels=("ant", "bee", "cat")))
+    with pytest.raises(ValueError, match="teacher must have its classes in the order.*ant, bee"):
+        Distillation(named, student(labels=("bee", "ant", "cat")))
     with pytest.raises(ValueError, match="num_classes must be at least 2"):
         Distillation(student(num_classes=0), convnet())
     with pytest.raises(ValueError, match="pooling must"):
