@@ -11,50 +11,17 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from keras_vit import ViTConfig
 from keras_vit.train.objectives.by_name import option_types
+from keras_vit.train.recipe_section import Section
 from keras_vit.weights.files.documents import read_document
 
 
-class _Section:
-    """A part of a recipe. A name or a number that nothing knows must not train something else."""
-
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Least and largest value of a field, by its name."""
-    positive: ClassVar[tuple[str, ...]] = ()
-    """Fields that must be greater than 0."""
-
-    def __post_init__(self):
-        section = type(self).__name__.lower()
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
-            kind, value = hints[field.name], getattr(self, field.name)
-            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-                names = ", ".join(map(repr, typing.get_args(kind)))
-                raise ValueError(
-                    f"{section}.{field.name} must be one of {names}. "
-                    f"Received: {section}.{field.name}={value!r}"
-                )
-        rules = {name: _range_rule(*ends) for name, ends in self.ranges.items()}
-        rules |= {name: (lambda v: v > 0, "greater than 0") for name in self.positive}
-        for name, (holds, rule) in rules.items():
-            value = getattr(self, name)
-            if value is not None and not holds(value):
-                raise ValueError(
-                    f"{section}.{name} must be {rule}. Received: {section}.{name}={value}"
-                )
-
-
-def _range_rule(least: float, most: float) -> tuple[Callable[[Any], bool], str]:
-    text = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-    return lambda value: least <= value <= most, text
-
-
 @dataclasses.dataclass(frozen=True)
-class Data(_Section):
+class Data(Section):
     """Which images."""
 
     source: str
@@ -67,7 +34,7 @@ class Data(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(_Section):
+class Model(Section):
     """Which model, and what of it is trained."""
 
     variant: str | None = None
@@ -82,7 +49,7 @@ class Model(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer(_Section):
+class Optimizer(Section):
     """How weights are updated."""
 
     ranges = types.MappingProxyType(
@@ -122,7 +89,7 @@ class Optimizer(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule(_Section):
+class Schedule(Section):
     """The learning rate: linear warm-up, then a cosine."""
 
     ranges = types.MappingProxyType({"warmup_steps": (0, math.inf), "final": (0, 1)})
@@ -134,7 +101,7 @@ class Schedule(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Augment(_Section):
+class Augment(Section):
     """What is done to training images, in this order."""
 
     ranges = types.MappingProxyType(
@@ -208,7 +175,7 @@ def _named_layers(layers: Any) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(_Section):
+class Objective(Section):
     """What the model is trained for. All but "labels" and "distillation" need no labels."""
 
     name: Literal["labels", "masked_patches", "mae", "simmim", "dino", "distillation"] = "labels"
@@ -250,7 +217,7 @@ class Objective(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss(_Section):
+class Loss(Section):
     """What is minimized."""
 
     ranges = types.MappingProxyType({"label_smoothing": (0, 1)})
@@ -259,7 +226,7 @@ class Loss(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(_Section):
+class Run(Section):
     """How long, and with what precision."""
 
     batch_size: int
@@ -278,7 +245,7 @@ class Run(_Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation(_Section):
+class Evaluation(Section):
     """What is evaluated, and when."""
 
     batch_size: int | None = None
