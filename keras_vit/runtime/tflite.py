@@ -55,8 +55,8 @@ class TFLiteRuntime(Runtime):
         check_graph(content, path, self.config)
         with self._refused():
             self._interpreter = open_interpreter(content, num_threads=num_threads)
-        (self._input,) = self._interpreter.get_input_details()
-        (self._output,) = self._interpreter.get_output_details()
+            (self._input,) = self._interpreter.get_input_details()
+            (self._output,) = self._interpreter.get_output_details()
         if self._input["dtype"] != np.dtype(self.images):
             kind = str(np.dtype(self._input["dtype"]))
             raise refusal(path, f"take images as {self.images}", input=kind)

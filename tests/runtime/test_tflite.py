@@ -234,6 +234,19 @@ def test_operator_without_its_options_is_refused(write, tmp_path, operator, opti
         runtime.open(path)
 
 
+def test_damaged_name_of_a_tensor_is_refused(write, tmp_path):
+    content = write("fixed")[0].read_bytes()
+    graph = litert("schema_py_generated").Model.GetRootAs(content).Subgraphs(0)
+    path = tmp_path / "x.tflite"
+    for tensor in (graph.Inputs(0), graph.Outputs(0)):
+        name = graph.Tensors(tensor).Name()
+        field = len(name).to_bytes(4, "little") + name
+        assert field in content
+        path.write_bytes(content.replace(field, field[:-1] + b"\xff"))  # no UTF-8
+        with pytest.raises(ValueError, match=r"be a TFLite file that LiteRT runs.*x\.tflite"):
+            runtime.open(path)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
 def test_all_cores_are_those_of_the_process(monkeypatch):
     taken = []
