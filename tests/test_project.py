@@ -80,7 +80,7 @@ ARROWS = {
 }
 # `train` may import all of the package but the command. Its rooms, and the rooms they may import:
 TRAIN_ARROWS = {
-    "recipe": {"objectives"},
+    "recipe": {"objectives", "recipe_section"},
     "recipe_files": {"recipe"},
     "folder_recipe": {"recipe"},
     "distribution": {"distribution"},
