@@ -7,7 +7,7 @@ import pytest
 from conformance import tiny_model
 from PIL import Image
 
-from keras_vit.bulk import parts
+from keras_vit.bulk import RayWorkers, parts
 from keras_vit_cli import image_files
 
 pytestmark = pytest.mark.backend_free
@@ -50,6 +50,12 @@ def test_names_of_a_list_end_at_line_feeds_alone(tmp_path):
     names = ["a\u2028b.png", "c\x0bd.png", " e.png "]
     (tmp_path / "list.txt").write_bytes("\n".join(names).encode())
     assert image_files.named(["first.png"], tmp_path / "list.txt") == ["first.png", *names]
+
+
+def test_ray_options_describe_the_workers():
+    assert image_files.ray_workers(None, None, None) is None
+    assert image_files.ray_workers(2, None, None) == RayWorkers(2, num_cpus=1, num_gpus=0)
+    assert image_files.ray_workers(2, 3, 0.5) == RayWorkers(2, num_cpus=3, num_gpus=0.5)
 
 
 def test_predict_out_resumes_and_says_so(call, folder, monkeypatch):
