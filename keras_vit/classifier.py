@@ -12,6 +12,7 @@ from keras_vit.images import read_image
 from keras_vit.model import ViT
 from keras_vit.paths import is_path
 from keras_vit.preprocessing import Preprocessing, check_pixels, preprocess
+from keras_vit.probabilities import probabilities_of, probability_function
 
 F = TypeVar("F", bound=Callable)
 CHECKED = 64
@@ -77,7 +78,8 @@ class Classifier(keras.Model):
 
         Returns:
             For each image pairs of a label and its probability, the best one first. Without
-            labels, it is the number of the class.
+            labels, it is the number of the class. A model of one logit gives the probability of
+            its one class: 0.9 and 0.1 are equally sure.
         """
         config = self.config
         if not config.num_classes or config.pooling is None:
@@ -89,7 +91,7 @@ class Classifier(keras.Model):
         items = [read_image(x) if is_path(x) else x for x in (images if several else [images])]
         outputs = self.vit.predict(preprocess(items if several else items[0], config), verbose=0)
         if config.classifier_activation in (None, "linear"):
-            outputs = keras.ops.convert_to_numpy(keras.ops.softmax(outputs))
+            outputs = probabilities_of(outputs, probability_function(config))
         labels = config.labels or tuple(map(str, range(config.num_classes)))
         best = np.argsort(-outputs, axis=-1, kind="stable")[:, :top_k]
         return [

@@ -479,6 +479,9 @@ class ViTConfig:
         self._check("head_bias", rule, lambda v: v is None or is_number(v))
         rule = "be None or the name of a Keras activation"
         self._check("classifier_activation", rule, lambda v: isinstance(v, str | None))
+        rule = "be 'sigmoid' or None for num_classes=1, where a softmax is the same for every image"
+        softmax = ("softmax", "log_softmax") if self.num_classes == 1 else ()
+        self._check("classifier_activation", rule, lambda v: v not in softmax)
 
     def _check_pixels(self) -> None:
         rule = "be None or a number in (0, 1]"

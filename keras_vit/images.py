@@ -193,12 +193,24 @@ def labeled_images(
         raise ValueError(
             "labeled images must be left out for a model without a head. Received: num_classes=0"
         )
+    if config.num_classes == 1:
+        raise ValueError(
+            "labeled images must be left out for a model of one logit, whose top class is the same "
+            "for every image. Received: num_classes=1"
+        )
     names = labels or config.labels or tuple(map(str, range(config.num_classes)))
     folders = {path.name: path for path in sorted(Path(folder).iterdir()) if path.is_dir()}
     if unknown := [name for name in folders if name not in names]:
         raise ValueError(
             f"{folder} must contain folders named as classes: {', '.join(names[:10])}. "
             f"Received: {', '.join(unknown[:10])}"
+        )
+    names = list(names)
+    if twice := [name for name in folders if names.count(name) > 1]:
+        raise ValueError(
+            f"{folder} must contain folders whose names each belong to one class: pass labels in "
+            "which such classes have different names, and rename the folders. Received: "
+            f"{', '.join(twice[:10])}, each the name of several classes"
         )
     files = [
         (file, number)

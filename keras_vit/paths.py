@@ -1,8 +1,12 @@
 """Checks of the paths that a caller passes."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")
+"""The start of a URL. In a `Path` one of its slashes is gone; a drive has one letter."""
 
 
 def is_path(value: Any) -> bool:
@@ -20,6 +24,20 @@ def as_path(name: str, value: Any) -> Path:
             f"{name} must be a path: a str or an os.PathLike. Received: {name}={value!r}"
         )
     return Path(value)
+
+
+def as_output(name: str, value: Any) -> Path:
+    """Converts the argument `name`, which is to be written, to a path; raises if it is a URL.
+
+    Without this check, "gs://bucket/x" would become folders of these names in the current one.
+    """
+    path = as_path(name, value)
+    if URL.match(os.fspath(value)):
+        raise ValueError(
+            f"{name} must be a path on this machine and not a URL: write to a local folder, then "
+            f"copy it. Received: {name}={os.fspath(value)!r}"
+        )
+    return path
 
 
 def check_above(name: str, path: str | os.PathLike) -> None:

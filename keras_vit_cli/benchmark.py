@@ -44,9 +44,12 @@ def benchmark(
         ),
     ] = None,
     max_drop: Annotated[
-        float,
-        typer.Option(min=0, help="The most points of accuracy that the fastest file may lose."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0,
+            help="The most points of accuracy that the fastest file may lose; defaults to 1.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -61,6 +64,11 @@ def benchmark(
 
     Example: keras-vit benchmark runs/flowers --accuracy-data flowers/test
     """
+    if max_drop is not None and accuracy_data is None:
+        raise ValueError(
+            "--max-drop must come with --accuracy-data, on which it is measured. "
+            f"Received: --max-drop {max_drop:g}"
+        )
     for option, folder in (("--calibration", calibration), ("--accuracy-data", accuracy_data)):
         if folder is not None:
             check_folder(option, folder)
@@ -86,7 +94,7 @@ def benchmark(
             seconds=seconds,
             calibration=None if calibration is None else sample_images(calibration, config),
             accuracy_data=None if accuracy_data is None else labeled_images(accuracy_data, config),
-            max_drop=max_drop,
+            max_drop=1.0 if max_drop is None else max_drop,
             progress=show,
         )
     if as_json:

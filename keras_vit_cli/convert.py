@@ -51,11 +51,11 @@ def convert(
     check_source("source", source)
     library = load_library()
     from keras_vit.atomic import atomic_path
-    from keras_vit.paths import check_above
+    from keras_vit.paths import as_output, check_above
     from keras_vit.runtime.keras_model import load_keras
     from keras_vit.weights import fetch
 
-    check_above("target", target)
+    check_above("target", as_output("target", target))
     path = fetch.fetch_weights(source)
     with output.step(f"Reading {source}"):
         if path.suffix == ".keras" and num_classes is None and size is None:

@@ -29,8 +29,8 @@ def embed(
     workers: image_files.Workers = None,
     overwrite: image_files.Overwrite = False,
     ray: image_files.Ray = None,
-    ray_cpus: image_files.RayCPUs = 1,
-    ray_gpus: image_files.RayGPUs = 0,
+    ray_cpus: image_files.RayCPUs = None,
+    ray_gpus: image_files.RayGPUs = None,
     debug: Debug = False,
 ) -> None:
     """Write the features of images.
@@ -46,6 +46,7 @@ def embed(
     Example: keras-vit embed runs/flowers photos --out features.npy
     """
     names = image_files.named(images, files_from)
+    image_files.check_ray(ray, ray_cpus, ray_gpus)
     image_files.check_out(out, overwrite, OUT)
     if not image_files.any_exists(names):
         for name in names:
@@ -56,7 +57,9 @@ def embed(
     from keras_vit import runtime
     from keras_vit.bulk import embed as embed_files
     from keras_vit.images import find_images
+    from keras_vit.paths import as_output
 
+    as_output("out", out)
     found = list(find_images(names))
     if all(item.problem for item in found):  # no need to read the model
         for item in found:

@@ -21,7 +21,10 @@ def evaluate(
         ),
     ] = None,
     path: Annotated[
-        str | None, typer.Option(help="Where the data is: TFDS' data_dir, or the folder.")
+        str | None,
+        typer.Option(
+            help="Where the data is: TFDS' data_dir, or another folder for a run on a folder."
+        ),
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="A TFDS split or a subfolder; defaults to test.")

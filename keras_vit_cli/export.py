@@ -218,8 +218,10 @@ def export(
     from keras_vit.export.one_file import check_file
     from keras_vit.export.record import as_json as export_json
     from keras_vit.export.requirement import check_tensorflow
+    from keras_vit.paths import as_output
 
-    if to in SUFFIXES:  # before a model is fetched
+    as_output("--out", place)  # before a model is fetched
+    if to in SUFFIXES:
         check_file(place, SUFFIXES[to], overwrite, name="--out")
     if to not in OWN_WRITERS:
         check_tensorflow()

@@ -39,8 +39,11 @@ Ray = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Run N workers on a Ray cluster, or on this machine."),
 ]
-RayCPUs = Annotated[int, typer.Option(min=1, help="Cores of a Ray worker.")]
-RayGPUs = Annotated[float, typer.Option(min=0, help="GPUs of a Ray worker, or a part of one.")]
+RayCPUs = Annotated[int | None, typer.Option(min=1, help="Cores of a Ray worker; defaults to one.")]
+RayGPUs = Annotated[
+    float | None,
+    typer.Option(min=0, help="GPUs of a Ray worker, or a part of one; defaults to none."),
+]
 
 
 def named(images: list[str] | None, files_from: Path | None) -> list[str]:
@@ -52,9 +55,11 @@ def named(images: list[str] | None, files_from: Path | None) -> list[str]:
                 f"files_from must be a text file. Received: files_from={str(files_from)!r}"
             )
         try:
-            lines = files_from.read_text(encoding="utf-8").splitlines()
+            text = files_from.read_bytes().decode("utf-8-sig")  # Windows writes a mark first
         except UnicodeDecodeError as error:
             raise ValueError(f"files_from must be a text file in UTF-8. {error}") from None
+        # A name may hold what `splitlines` takes for the end of a line.
+        lines = (line.removesuffix("\r") for line in text.split("\n"))
         names += [line for line in lines if line.strip()]
     if not names:
         raise typer.BadParameter("images must be named, or --files-from be given")
@@ -77,13 +82,23 @@ def check_out(out: Path, overwrite: bool, suffixes: tuple[str, ...]) -> None:
         )
 
 
-def ray_workers(count: int | None, cpus: int, gpus: float) -> "RayWorkers | None":
+def check_ray(count: int | None, cpus: int | None, gpus: float | None) -> None:
+    """Raises for options of Ray's workers without any."""
+    for option, value in (("--ray-cpus", cpus), ("--ray-gpus", gpus)):
+        if count is None and value is not None:
+            raise ValueError(
+                f"{option} must come with --ray, whose workers it is for. "
+                f"Received: {option} {value:g}"
+            )
+
+
+def ray_workers(count: int | None, cpus: int | None, gpus: float | None) -> "RayWorkers | None":
     """The workers that the options describe; None for this process."""
     if count is None:
         return None
     from keras_vit.bulk import RayWorkers
 
-    return RayWorkers(count, cpus, gpus)
+    return RayWorkers(count, 1 if cpus is None else cpus, gpus or 0)
 
 
 def write(

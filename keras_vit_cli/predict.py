@@ -47,8 +47,8 @@ def predict(
     workers: image_files.Workers = None,
     overwrite: image_files.Overwrite = False,
     ray: image_files.Ray = None,
-    ray_cpus: image_files.RayCPUs = 1,
-    ray_gpus: image_files.RayGPUs = 0,
+    ray_cpus: image_files.RayCPUs = None,
+    ray_gpus: image_files.RayGPUs = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line for each image.")
     ] = False,
@@ -67,6 +67,7 @@ def predict(
     Example: keras-vit predict runs/flowers photos --out classes.jsonl
     """
     names = image_files.named(images, files_from)
+    image_files.check_ray(ray, ray_cpus, ray_gpus)
     if out is None and (ray is not None or overwrite):
         raise ValueError("out must be given for --ray and --overwrite. Received: no --out")
     if out is not None and as_json:
@@ -82,7 +83,10 @@ def predict(
     from keras_vit.bulk import predict as predict_files
     from keras_vit.bulk.stream import check_wanted
     from keras_vit.images import find_images
+    from keras_vit.paths import as_output
 
+    if out is not None:
+        as_output("out", out)
     found = list(find_images(names))
     if all(item.problem for item in found):  # no need to read the model
         _show([Prediction(item.path, [], item.problem) for item in found], as_json)

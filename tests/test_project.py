@@ -38,14 +38,15 @@ ARROWS = {
     "model_weights": {"config", "deferred", "layers", "model"},
     "variants": {"config", "config_docs", "config_names", "model", "weights"},
     "preprocessing": {"config"},
-    "classifier": {"config", "images", "model", "paths", "preprocessing"},
+    "probabilities": {"config"},
+    "classifier": {"config", "images", "model", "paths", "preprocessing", "probabilities"},
     "weights": {
         *("atomic", "classifier", "config", "config_names", "config_rules", "deferred", "model"),
         *("model_weights", "paths", "preprocessing", "resample", "variants", "weights"),
     },
     "runtime": {
-        *("classifier", "config", "config_rules", "model", "paths", "preprocessing", "runtime"),
-        "weights",
+        *("classifier", "config", "config_rules", "model", "paths", "preprocessing"),
+        *("probabilities", "runtime", "weights"),
     },
     "export": {
         *(
@@ -57,6 +58,7 @@ ARROWS = {
             "model_weights",
             "paths",
             "preprocessing",
+            "probabilities",
         ),
         "runtime",
     },
@@ -71,11 +73,11 @@ ARROWS = {
     "benchmark": {"benchmark", "export", "model", "preprocessing", "runtime"},
     "explain": {
         *("atomic", "classifier", "config", "explain", "images", "model", "paths"),
-        "preprocessing",
+        *("preprocessing", "probabilities"),
     },
     "serve": {
-        *("classifier", "config", "explain", "export", "images", "model", "preprocessing"),
-        *("runtime", "serve"),
+        *("classifier", "config", "explain", "export", "images", "model", "model_weights"),
+        *("preprocessing", "runtime", "serve"),
     },
 }
 # `train` may import all of the package but the command. Its rooms, and the rooms they may import:

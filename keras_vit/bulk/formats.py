@@ -158,7 +158,8 @@ class Npy:
         """The rows of a part, and those of them with an error."""
         names, array = files
         rows, failed = _count_lines(names)
-        if len(np.load(array)) != rows:
+        found = np.load(array)
+        if found.ndim != 2 or len(found) != rows:
             raise ValueError(f"{array} must have a row for each line of {names}")
         return rows, failed
 
@@ -247,7 +248,10 @@ def _count_lines(file: Path) -> tuple[int, int]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             rows += 1
-            failed += "error" in json.loads(line)
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError(f"{file} must have an object on each line")
+            failed += "error" in record
     return rows, failed
 
 

@@ -145,7 +145,7 @@ class Parts:
             files = self._names(start, end)
             try:
                 rows, failed = self._format.count(files)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, EOFError) as error:
                 LOG.warning("Computed again, because a part cannot be read: %s", error)
                 break
             if rows != end - start:

@@ -21,7 +21,7 @@ from keras_vit.bulk.stream import (
 )
 from keras_vit.bulk.workers import RayWorkers
 from keras_vit.images import FoundImage
-from keras_vit.paths import as_path
+from keras_vit.paths import as_output
 from keras_vit.runtime import KerasRuntime, Runtime
 
 READ = 1 << 22
@@ -124,7 +124,7 @@ def _run(
     ray: RayWorkers | None,
     progress: Callable[[Progress], None] | None,
 ) -> Summary:
-    path = as_path("out", out)
+    path = as_output("out", out)
     check_suffix(path, wanted)
     check_count("batch_size", batch_size)
     if ray is not None:

@@ -23,7 +23,8 @@ from keras_vit.classifier import takes_classifier
 from keras_vit.explain import attention, embeddings, gradients, tokens
 from keras_vit.explain.panels import SourceImage, open_image
 from keras_vit.model import ViT
-from keras_vit.paths import as_path
+from keras_vit.paths import as_output
+from keras_vit.probabilities import probabilities_of, probability_function
 
 PAGE = Path(__file__).parent / "page"
 MOST_ATTENTION = 8 << 20
@@ -73,7 +74,7 @@ def write_report(
     tokens.check_vit(model)
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
         raise ValueError(f"top_k must be a positive int. Received: top_k={top_k!r}")
-    target = as_path("path", path)
+    target = as_output("path", path)
     if target.suffix.lower() not in (".html", ".htm") or target.is_dir():  # no image or model
         raise ValueError(
             "path must be a file, and no folder, whose name ends in .html or .htm. "
@@ -151,10 +152,11 @@ def _best_classes(model: ViT, images: np.ndarray, top_k: int) -> list[dict[str, 
     config = model.config
     if not config.num_classes or config.pooling is None:
         return None
-    scores = ops.cast(model(images, training=False), "float32")
+    scores = tokens.as_numpy(ops.cast(model(images, training=False), "float32"))
+    scores = _finite("scores", scores)
     if config.classifier_activation in (None, "linear"):
-        scores = ops.softmax(scores)
-    row = _finite("scores", tokens.as_numpy(scores))[0]
+        scores = probabilities_of(scores, probability_function(config))
+    row = scores[0]
     labels = config.labels or [str(i) for i in range(config.num_classes)]
     best = np.argsort(-row, kind="stable")[:top_k].tolist()
     return [{"class": i, "label": labels[i], "score": float(row[i])} for i in best]

@@ -97,11 +97,8 @@ def check_drop(reference: Runtime, export: Runtime, data: Any, max_drop: float) 
 
 def check_accuracy_data(config: ViTConfig, accuracy_data: Any, max_drop: Any) -> None:
     """Raises `ValueError` for these arguments of an export whose outputs include any logits."""
-    if accuracy_data is not None and (not config.num_classes or config.pooling is None):
-        raise ValueError(
-            "accuracy_data must be None where the file gives no classes of an image. "
-            f"Received: num_classes={config.num_classes}, pooling={config.pooling!r}"
-        )
+    if accuracy_data is not None:
+        _check_classes("accuracy_data", config)
     check_max_drop(max_drop)
 
 
@@ -116,11 +113,7 @@ def check_max_drop(max_drop: Any) -> None:
 def batches(runtime: Runtime, data: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The images and labels of `data` as checked arrays, a batch at a time."""
     config = runtime.config
-    if not config.num_classes or config.pooling is None:
-        raise ValueError(
-            "data must be None for a model that gives no classes of an image. "
-            f"Received: num_classes={config.num_classes}, pooling={config.pooling!r}"
-        )
+    _check_classes("data", config)
     empty = True
     for images, labels in _pairs(data):
         empty = False
@@ -128,6 +121,20 @@ def batches(runtime: Runtime, data: Any) -> Iterator[tuple[np.ndarray, np.ndarra
         yield images, _checked_labels(labels, len(images), config.num_classes)
     if empty:
         raise ValueError("data must hold at least one labeled image. Received: none")
+
+
+def _check_classes(name: str, config: ViTConfig) -> None:
+    """Raises `ValueError` for an argument if a model does not choose among classes."""
+    if not config.num_classes or config.pooling is None:
+        raise ValueError(
+            f"{name} must be None for a model that gives no classes of an image. "
+            f"Received: num_classes={config.num_classes}, pooling={config.pooling!r}"
+        )
+    if config.num_classes == 1:
+        raise ValueError(
+            f"{name} must be None for a model of one logit, whose top class is the same for every "
+            "image: compare its probabilities yourself. Received: num_classes=1"
+        )
 
 
 def _pairs(data: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -8,9 +8,6 @@ from keras_vit.config import ViTConfig
 IMAGES = ("float32", "uint8")
 """What an export's `images` are: what the model takes, or pixels, which are normalized inside."""
 
-PROBABILITIES = ("softmax", "sigmoid")
-"""The functions from logits to probabilities."""
-
 
 def check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Raises `ValueError` for an argument that is not among the allowed values."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.export.accuracy import Drop, check_accuracy_data, check_drop
-from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_bound, check_choice, class_names
+from keras_vit.export.arguments import IMAGES, check_bound, check_choice, class_names
 from keras_vit.export.fold import check_model
 from keras_vit.export.one_file import check_file, new_file
 from keras_vit.export.quantization import CALIBRATED, calibration_images, check_quantizing
@@ -24,8 +24,9 @@ from keras_vit.export.verify import (
     verify_export,
 )
 from keras_vit.model import ViT
+from keras_vit.probabilities import chosen_function
 from keras_vit.runtime import KerasRuntime
-from keras_vit.runtime.base import FORMAT, probability_function
+from keras_vit.runtime.base import FORMAT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,7 @@ def check_task(
     config = model.config
     target = check_file(path, suffix, overwrite, companions)
     check_choice("quantize", quantize, (None, *modes))
-    check_choice("activation", activation, (None, *PROBABILITIES))
+    activation = chosen_function(config, activation)
     check_choice("images", images, IMAGES)
     check_bound(bound)
     names = class_names(config, labels)
@@ -172,7 +173,7 @@ def check_task(
         quantize=quantize,
         float_layers=float_layers or (),
         labels=names,
-        activation=activation or probability_function(config),
+        activation=activation,
         images=images,
         calibration=calibration,
         pictures=pictures,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keras_vit.atomic import flush_folder, remove_left_over, temporary_name
-from keras_vit.paths import as_path, check_above
+from keras_vit.paths import as_output, check_above
 
 
 def check_file(
@@ -25,7 +25,7 @@ def check_file(
         companions: Suffixes of files beside it that belong to it.
         name: Name of the argument, for messages.
     """
-    target = as_path(name, path)
+    target = as_output(name, path)
     if target.suffix != suffix:
         raise ValueError(f"{name} must end in {suffix}. Received: {name}={os.fspath(path)!r}")
     for file in (target, *_beside(target, companions)):

@@ -12,6 +12,7 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.config_rules import short
 from keras_vit.preprocessing import MAKE, check_normalized, model_input
+from keras_vit.probabilities import FUNCTIONS, probabilities_of, probability_function
 from keras_vit.weights.files.documents import (
     NAMES,
     OBJECT,
@@ -28,12 +29,11 @@ RECORD = "keras_vit"
 """Name of the metadata in TFLite and ONNX files, which is JSON."""
 FORMAT = 1
 """Version of that metadata."""
-ACTIVATIONS = ("softmax", "sigmoid", None)
 IMAGES = ("float32", "uint8")
 RECORD_SHAPE: Shape = {
     "config": stated(OBJECT),
     "labels": NAMES,
-    "activation": one_of(*ACTIVATIONS),
+    "activation": one_of(*FUNCTIONS, None),
     "images": stated(one_of(*IMAGES)),
 }
 """What an export states of its model; see `keras_vit.weights.files.documents`."""
@@ -51,7 +51,8 @@ class Runtime:
         kind: "keras", "saved_model", "tflite", "onnx" or "openvino".
         config: The model's `ViTConfig`.
         labels: The class names, or None.
-        activation: The function from logits to probabilities: "softmax" or "sigmoid".
+        activation: The function from logits to probabilities: "softmax", or "sigmoid", which that
+            of one logit always is.
         outputs: The available outputs: "logits", "features" or both.
         log_probabilities: Whether `logits` are logarithms of probabilities, because the file
             returns only the latter.
@@ -97,13 +98,8 @@ class Runtime:
         outputs = self._run(self._checked(images))
         if "probabilities" in outputs:
             return {name: outputs[name] for name in ("probabilities", "logits")}
-        logits = outputs["logits"].astype("float64")
-        if self.activation == "sigmoid":
-            probabilities = 0.5 * (1 + np.tanh(logits / 2))
-        else:
-            raised = np.exp(logits - logits.max(-1, keepdims=True))
-            probabilities = raised / raised.sum(-1, keepdims=True)
-        return {"probabilities": probabilities.astype("float32"), "logits": outputs["logits"]}
+        logits = outputs["logits"]
+        return {"probabilities": probabilities_of(logits, self.activation), "logits": logits}
 
     def features(self, images: Any) -> np.ndarray:
         """The input of the head, `(B, D)` in float32."""
@@ -163,6 +159,9 @@ def described(path: str | os.PathLike, record: Mapping[str, Any]) -> dict[str, A
         rule = f"state labels as {config.num_classes} strings, or null"
         raise refusal(path, rule, labels=labels)
     labels = None if labels is None else tuple(labels)
+    if config.num_classes == 1 and record.get("activation") == "softmax":
+        rule = "state activation as sigmoid, or null, for one class; export the model again"
+        raise refusal(path, rule, activation="softmax")
     return {"config": config, "labels": labels, "activation": record.get("activation")}
 
 
@@ -212,8 +211,3 @@ def check_threads(num_threads: Any) -> None:
         raise ValueError(
             f"num_threads must be a positive int or None. Received: num_threads={num_threads!r}"
         )
-
-
-def probability_function(config: ViTConfig) -> str:
-    """The function from logits to probabilities: sigmoid if the config says so, else softmax."""
-    return "sigmoid" if config.classifier_activation == "sigmoid" else "softmax"

@@ -20,6 +20,9 @@ from keras_vit.weights.files.rules import refusal, refused_as
 class OnnxRuntime(NamedOutputsRuntime):
     """An `.onnx` file that `export_onnx` wrote, run on the CPU.
 
+    A quantized file scales the input of some or all products by its range over the whole batch.
+    Such a file computes one image at a time here: an image would change the outputs of others.
+
     Args:
         path: The file.
         num_threads: Number of threads; None means ONNX Runtime's default, one per core.
@@ -45,6 +48,8 @@ class OnnxRuntime(NamedOutputsRuntime):
         super().__init__(path, **described(path, self.record))
         self.images = self.record["images"]
         self.shapes = {output.name: output.shape for output in self._session.get_outputs()}
+        if self.record.get("quantize") is not None:  # in "int8", the first and last product
+            self.at_once = 1
         self._check_sides()
 
     def _check_sides(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from keras_vit import runtime
 from keras_vit.model import ViT
+from keras_vit.model_weights import with_token_merging
 from keras_vit.preprocessing import MAX_PIXELS
 from keras_vit.runtime import Runtime
 from keras_vit.serve import pictures
@@ -38,7 +39,8 @@ class Engine:
         labels: The names of all classes.
         decode: From image files to uint8 pixels `(B, H, W, C)`. A SavedModel decodes them by its
             own graph, so that its answers are those of TensorFlow Serving.
-        model: The `ViT`, if Keras has it in memory, for explanations.
+        model: The `ViT`, if Keras has it in memory, for explanations. It merges no tokens: in a
+            model that does, they are no patches any more.
     """
 
     runtime: Runtime
@@ -86,8 +88,13 @@ def open_engine(path: str | os.PathLike, engine: str = "auto", *, explain: bool 
         signatures_of(opened, computed),
         class_labels(opened),
         _decoder(opened),
-        model if explain else None,
+        None if model is None or not explain else _unmerged(model),
     )
+
+
+def _unmerged(model: ViT) -> ViT:
+    """The same model without token merging."""
+    return with_token_merging(model, 0) if model.config.token_merging else model
 
 
 def _decoder(opened: Runtime) -> Callable[[Sequence[bytes]], np.ndarray]:

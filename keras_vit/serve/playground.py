@@ -36,6 +36,8 @@ WHY_NOT = (
     "computes classes alone. Serve the run folder or the .keras file it was made from."
 )
 
+WHY_REFUSED = "This model has classes here and no maps: {error}"
+
 
 class Playground:
     """The handlers of the page.
@@ -102,10 +104,13 @@ class Playground:
             found["classes"] = _best(outputs["probabilities"][0], engine.labels)
         if engine.model is None:
             found["why"] = WHY_NOT.format(kind=engine.runtime.kind)
-        else:
+            return found
+        try:
             found["maps"] = await version.batcher.call(
                 _maps, engine.model, source.images, found["classes"]
             )
+        except ValueError as error:  # a kind of model that explanations refuse
+            found["why"] = WHY_REFUSED.format(error=error)
         return found
 
 

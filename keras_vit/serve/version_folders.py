@@ -3,15 +3,17 @@
 import os
 from pathlib import Path
 
-MODEL_FILES = (".keras", ".tflite", ".onnx")
+MODEL_FILES = (".keras", ".tflite", ".onnx", ".xml")
+COMPANIONS = {".xml": ".bin"}
+"""Suffixes of the files that belong to another one."""
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 def find_versions(path: Path) -> dict[int, Path] | None:
     """The models in the numbered folders of a folder, by number.
 
-    A numbered folder holds a SavedModel, a run's `model.keras`, or one `.keras`, `.tflite` or
-    `.onnx` file. Others, and folders that hold none of these yet, are left out.
+    A numbered folder holds a SavedModel, a run's `model.keras`, or one `.keras`, `.tflite`,
+    `.onnx` or `.xml` file. Others, and folders that hold none of these yet, are left out.
 
     Returns:
         The paths to open, or None if the path is no folder of versions, but a model itself.
@@ -32,7 +34,11 @@ def number_of(path: Path) -> int:
 
 def stamp_of(path: Path) -> Stamp:
     """Names, sizes and times of a version's files: if they change, somebody still writes."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    if path.is_file():
+        beside = path.with_suffix(COMPANIONS.get(path.suffix, path.suffix))
+        files = sorted({path, beside})
+    else:
+        files = sorted(p for p in path.rglob("*") if p.is_file())
     return tuple((os.fspath(file), *_size_and_time(file)) for file in files)
 
 

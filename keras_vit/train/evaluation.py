@@ -40,7 +40,7 @@ def evaluate(
     Args:
         model: A run folder, a `.keras` file, or whatever `keras_vit.from_pretrained` takes.
         data: "digits", "tfds:NAME", or a folder of images. None is the data of the run.
-        path: Where the data is: TFDS' data_dir, or the folder.
+        path: Where the data is: TFDS' data_dir, or another folder for a run on a folder.
         split: A TFDS split or a sub-folder; None is the test split of the run, or "test".
         batch_size: None is that of the run, or 128.
         few_shot: Adds the paper's linear evaluation on so many training images a class.
@@ -104,8 +104,23 @@ def _data(model, run: Recipe | None, data, path, split) -> Data:
             f"it). Received: {model}"
         )
     if path is not None:
+        _check_path(chosen, data, path)
         chosen = dataclasses.replace(chosen, path=os.fspath(path))
     return dataclasses.replace(chosen, test=split or chosen.test)
+
+
+def _check_path(chosen: Data, data: Any, path: Any) -> None:
+    """Raises for a path that would not say where the data is."""
+    if chosen.source == "digits":
+        raise ValueError(
+            "path (--path) must be left out for digits, which scikit-learn contains. "
+            f"Received: path={os.fspath(path)!r}"
+        )
+    if data is not None and chosen.source == "folder":
+        raise ValueError(
+            "path (--path) must be left out where data (--data) is a folder itself. "
+            f"Received: path={os.fspath(path)!r}, data={os.fspath(data)!r}"
+        )
 
 
 def _load(source: str | os.PathLike) -> keras_vit.ViT:
@@ -123,6 +138,11 @@ def _load(source: str | os.PathLike) -> keras_vit.ViT:
 
 
 def _check_classes(config: keras_vit.ViTConfig, source: Source) -> None:
+    if config.num_classes == 1:
+        raise ValueError(
+            "model must have two classes or more: the top class of one logit is the same for every "
+            "image. Received: num_classes=1"
+        )
     if config.num_classes != source.num_classes:
         raise ValueError(
             f"data must have the model's {config.num_classes} classes. "

@@ -27,6 +27,7 @@ import numpy as np
 import keras_vit
 from keras_vit.atomic import TEMPORARY, atomic_path, remove
 from keras_vit.lock import Lock
+from keras_vit.paths import as_output
 from keras_vit.train import distribution, finish, run_batches
 from keras_vit.train.build import build_model, build_objective, compile_model
 from keras_vit.train.checkpoint.checkpoint import Checkpoint
@@ -154,7 +155,7 @@ def train(
 
     >>> results = keras_vit.train.train("digits", "runs/digits", overrides=["run.epochs=10"])
     """
-    workdir = Path(workdir)
+    workdir = as_output("workdir", workdir)
     recipe = run_folder.read_recipe(workdir) if recipe is None else recipe
     recipe = resolve_recipe(recipe, overrides, data)
     say = say or _say_nothing

@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_vit import ViTConfig
 from keras_vit.atomic import atomic_path
+from keras_vit.paths import as_output
 from keras_vit.train.build import build_model
 from keras_vit.train.data.sources import open_source
 from keras_vit.train.recipe import Recipe
@@ -49,7 +50,7 @@ def preview(
     """
     if images < 1:
         raise ValueError(f"images must be at least 1. Received: images={images}")
-    path = Path(path)
+    path = as_output("path", path)
     if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
         raise ValueError(
             f"path must end in .png, .jpg, .pdf or .svg. Received: path={os.fspath(path)!r}"

@@ -12,7 +12,7 @@ import numpy as np
 from keras_vit.atomic import atomic_path
 from keras_vit.classifier import takes_classifier
 from keras_vit.model import ViT
-from keras_vit.paths import as_path
+from keras_vit.paths import as_output
 from keras_vit.weights import json_rules
 from keras_vit.weights.files.writers import write_npz, write_safetensors
 from keras_vit.weights.formats import FORMATS, WRITABLE
@@ -79,7 +79,7 @@ def save_pretrained(
             "format must be one that has arrays for all weights of the model. "
             f"Received: format={format!r}, which differs in {', '.join(wrong)}"
         )
-    target = as_path("path", path)
+    target = as_output("path", path)
     as_file = target.suffix in (".npz", ".safetensors")
     if as_file and target.suffix != to.suffix:
         raise ValueError(

@@ -279,6 +279,30 @@ def test_damaged_part_is_computed_again(opened, folder, tmp_path, monkeypatch):
     assert len({json.loads(line)["image"] for line in lines}) == len(lines) == COUNT
 
 
+@pytest.mark.parametrize(
+    ("name", "damaged", "content"),
+    [
+        ("a.jsonl", ".jsonl", b"1\n2\n3\n4\n"),
+        ("a.npy", ".npy", b""),
+        ("a.npy", ".npy.jsonl", b"[]\n[]\n[]\n[]\n"),
+    ],
+    ids=["numbers", "nothing", "lists"],
+)
+def test_part_of_other_contents_is_computed_again(
+    opened, folder, tmp_path, monkeypatch, name, damaged, content
+):
+    monkeypatch.setattr(parts, "MOST_ROWS", 4)
+    write = bulk.predict if name == "a.jsonl" else bulk.embed
+    with pytest.raises(Killed):
+        write(opened, folder, tmp_path / name, batch_size=2, progress=kill_after(14))
+    first, second = sorted(
+        path for path in (tmp_path / f"{name}.parts").glob("0*") if path.name[21:] == damaged
+    )[:2]
+    second.write_bytes(content)
+    summary = write(opened, folder, tmp_path / name)
+    assert (summary.resumed, summary.images) == (int(first.name[11:21]), COUNT)
+
+
 def test_another_run_is_not_resumed(opened, folder, tmp_path):
     out = tmp_path / "a.jsonl"
     with pytest.raises(Killed):

@@ -66,5 +66,7 @@ def test_benchmark_on_a_terminal_and_as_json(call, measured, terminal):
 def test_benchmark_refuses(call, measured):
     code, _, err = call("benchmark", "model.keras", "--only", "onxx")
     assert code == 1 and "--only must hold names of keras, " in err and "'onxx'" in err
+    code, _, err = call("benchmark", "model.keras", "--max-drop", "2")
+    assert code == 1 and "--max-drop must come with --accuracy-data" in err
     code, _, err = call("benchmark", "nothing.keras")
     assert code == 1 and "must be a path that exists" in err

@@ -63,5 +63,14 @@ def test_convert_names_a_file_in_the_path_of_its_target(call, checkpoint, tmp_pa
     assert code == 1 and f"target must be in a folder, and {tmp_path / 'file'} is a file" in err
 
 
+@pytest.mark.parametrize("name", ["a", "a.keras"])
+def test_convert_writes_no_url(call, checkpoint, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    to = "keras" if name.endswith(".keras") else "timm"
+    code, _, err = call("convert", checkpoint, f"gs://bucket/{name}", "--format", to)
+    assert code == 1 and "target must be a path on this machine" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_convert_knows_every_format():
     assert {t.value for t in convert.Format} == {*WRITABLE, "keras"}

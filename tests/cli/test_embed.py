@@ -7,7 +7,8 @@ import pytest
 from conformance import tiny_model
 from PIL import Image
 
-from keras_vit.bulk import parts
+from keras_vit.bulk import RayWorkers, parts
+from keras_vit_cli import image_files
 
 pytestmark = pytest.mark.backend_free
 
@@ -27,7 +28,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_embed_writes_features_and_reports_errors(call, folder, terminal, monkeypatch):
-    (folder / "list.txt").write_text("photos/3.png\n\nphotos/0.png\n")
+    # As Windows writes it: a mark first, and \r\n.
+    (folder / "list.txt").write_bytes("\ufeffphotos/3.png\r\n\r\nphotos/0.png".encode())
     code, out, err = call("embed", ".", "photos", "--files-from", "list.txt", "--out", "a.npy")
     assert (code, out) == (1, "a.npy\n")
     assert err.splitlines()[0] == "keras-vit: error: photos/2.png: the file is empty"
@@ -42,6 +44,18 @@ def test_embed_writes_features_and_reports_errors(call, folder, terminal, monkey
     assert np.abs(array[0] - array[3]).max() > 1e-3
     code, _, err = call("embed", ".", "photos", "--out", "a.npy")
     assert code == 1 and "--out must not exist, or --overwrite be given" in err
+
+
+def test_names_of_a_list_end_at_line_feeds_alone(tmp_path):
+    names = ["a\u2028b.png", "c\x0bd.png", " e.png "]
+    (tmp_path / "list.txt").write_bytes("\n".join(names).encode())
+    assert image_files.named(["first.png"], tmp_path / "list.txt") == ["first.png", *names]
+
+
+def test_ray_options_describe_the_workers():
+    assert image_files.ray_workers(None, None, None) is None
+    assert image_files.ray_workers(2, None, None) == RayWorkers(2, num_cpus=1, num_gpus=0)
+    assert image_files.ray_workers(2, 3, 0.5) == RayWorkers(2, num_cpus=3, num_gpus=0.5)
 
 
 def test_predict_out_resumes_and_says_so(call, folder, monkeypatch):
@@ -76,6 +90,10 @@ def test_speed_is_in_the_bar(call, folder, terminal):
         (["embed", ".", "photos", "--out", "a.jsonl"], 1, "--out must end in .parquet or .npy"),
         (["predict", ".", "photos", "--ray", "2"], 1, "--out must be given for --ray"),
         (["predict", ".", "photos", "--json", "--out", "a.jsonl"], 1, "be left out for --json"),
+        (["predict", ".", "photos", "--ray-cpus", "2"], 1, "--ray-cpus must come with --ray"),
+        (["embed", ".", "photos", "--out", "a.npy", "--ray-gpus", "0"], 1, "--ray-gpus must come"),
+        (["predict", ".", "photos", "--out", "gs://a/b.jsonl"], 1, "--out must be a path on this"),
+        (["embed", ".", "photos", "--out", "s3://a/b.npy"], 1, "--out must be a path on this"),
         (["predict", "."], 2, "images must be named, or --files-from be given"),
         (["embed", ".", "photos"], 2, "Missing option '--out'"),
     ],

@@ -80,6 +80,7 @@ def test_evaluate_accepts_any_checkpoint(ask, tmp_path):
 @pytest.mark.backend_free
 def test_evaluate_refuses_in_one_line(call, trained, tmp_path):
     keras_vit.ViT(SMALL.replace(num_classes=3)).save(tmp_path / "three.keras")
+    keras_vit.ViT(SMALL.replace(num_classes=1)).save(tmp_path / "one.keras")
     mixed = SMALL.replace(num_classes=10, labels=tuple("1023456789"))
     keras_vit.ViT(mixed).save(tmp_path / "mixed.keras")
     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(tmp_path / "other.keras")
@@ -90,6 +91,10 @@ def test_evaluate_refuses_in_one_line(call, trained, tmp_path):
         ([tmp_path / "mixed.keras", "--data", "digits"], "classes in the model's order: 1, 0, 2"),
         ([tmp_path / "other.keras", "--data", "digits"], "model must be a ViT"),
         ([trained, "--data", tmp_path / "nowhere"], "nowhere"),
+        ([trained, "--path", tmp_path], "(--path) must be left out for digits"),
+        ([trained, "--data", "digits", "--path", tmp_path], "(--path) must be left out for digits"),
+        ([trained, "--data", tmp_path, "--path", tmp_path], "where data (--data) is a folder"),
+        ([tmp_path / "one.keras", "--data", "digits"], "must have two classes or more"),
     ):
         code, out, err = call("evaluate", *options)
         assert (code, out) == (1, "") and words in err and err.count("\n") == 1

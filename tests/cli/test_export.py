@@ -117,6 +117,7 @@ def _names(count):
         (["--labels", "."], "Received: ., a folder"),
         (["--out", "labels.onnx"], "--out must not exist, or overwrite be True"),
         (["--out", "labels.txt/x.onnx"], "--out must be in a folder, and "),
+        (["--out", "s3://bucket/x.onnx"], "--out must be a path on this machine and not a URL"),
         (["--out", "x.tflite"], "--out must end in .onnx. Received: --out='x.tflite'"),
     ],
 )

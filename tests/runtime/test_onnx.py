@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from conformance import images, run, tiny_model
 from keras_vit import preprocessing, runtime
 from keras_vit.export.onnx.export import export_onnx
 from keras_vit.runtime.onnx import OnnxRuntime
+from keras_vit.serve.engines import open_engine
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -102,3 +104,22 @@ def test_onnx_file_with_absurd_numbers_is_refused(model, path, tmp_path):
         onnx.save(file, changed)
         with pytest.raises(ValueError, match=message):
             runtime.open(changed)
+
+
+def test_rows_of_a_quantized_file_do_not_depend_on_the_batch(model, tmp_path):
+    x = images(model.config, 4)
+    odd = x[:1].copy()
+    odd[0, 0, 0, 0] = -1e4  # it widens the scale of what the first product reads
+    joined = np.concatenate([x, odd])
+    for mode, options in (("dynamic", {}), ("int8", {"calibration": images(model.config, 20)})):
+        path = export_onnx(model, tmp_path / f"{mode}.onnx", quantize=mode, bound=5, **options).path
+        opened = OnnxRuntime(path)
+        engine = open_engine(path)  # of a server, which joins requests
+        for run_images in (opened.logits, lambda x, e=engine: e.run(x, "scores")["logits"]):
+            alone = np.concatenate([run_images(x[i : i + 1]) for i in range(4)])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the odd image is no photograph
+                np.testing.assert_array_equal(run_images(joined)[:4], alone)
+        # Negative control: in one call of the engine, the odd image changes the others.
+        opened.at_once = 5
+        assert np.abs(opened._run(joined)["logits"][:4] - alone).max() > 0.05

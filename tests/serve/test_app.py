@@ -16,7 +16,7 @@ from conformance import tiny_model
 from PIL import Image
 
 from keras_vit import preprocessing, runtime
-from keras_vit.serve import Limits, Server, Settings
+from keras_vit.serve import Limits, Server, Settings, playground
 
 LABELS = ("cat", "<b>dog</b>", "élan")
 MOST = 1_000_000  # bytes of a body
@@ -252,6 +252,25 @@ def test_playground_looks_at_a_picture(server, opened):
     ):
         found, _, answer = ask(server, f"/playground/look?{query}", body)
         assert found == status and message in answer["error"]
+
+
+def test_playground_explains_a_model_that_merges_tokens(tmp_path, monkeypatch):
+    path = tmp_path / "m.keras"
+    tiny_model(labels=LABELS, token_merging=1).save(path)
+    with running_server.running({"m": path}, engine="keras") as server:
+        status, _, answer = ask(server, "/playground/look?model=m", photo())
+        assert status == 200 and answer["why"] is None and len(answer["maps"]) == 5
+        scores = expected(runtime.open(path), photo())["probabilities"][0]
+        found = {one["class"]: one["score"] for one in answer["classes"]}
+        np.testing.assert_allclose([found[i] for i in range(3)], scores, atol=1e-5)
+
+        def refuse(model, images, classes):
+            raise ValueError("model must be another. Received: this one")
+
+        monkeypatch.setattr(playground, "_maps", refuse)
+        status, _, answer = ask(server, "/playground/look?model=m", photo())
+        assert status == 200 and answer["maps"] == [] and len(answer["classes"]) == 3
+        assert answer["why"].endswith("no maps: model must be another. Received: this one")
 
 
 # -- starting and stopping

@@ -83,6 +83,12 @@ def test_folders_of_versions(tmp_path):
     }
     assert find_versions(tmp_path / "5") is None and number_of(tmp_path / "5") == 5
     assert number_of(tmp_path / "5" / "saved_model.pb") == 1
+    for name in ("m.xml", "m.bin"):  # OpenVINO's two files
+        (tmp_path / "3" / name).touch()
+    assert find_versions(tmp_path)[3] == tmp_path / "3" / "m.xml"
+    before = stamp_of(tmp_path / "3" / "m.xml")
+    (tmp_path / "3" / "m.bin").write_bytes(b"weights")  # which may be copied last
+    assert stamp_of(tmp_path / "3" / "m.xml") != before
     before = stamp_of(tmp_path / "1")
     os.utime(tmp_path / "1" / "m.onnx", (1, 1))
     assert stamp_of(tmp_path / "1") != before

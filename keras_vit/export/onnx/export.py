@@ -87,9 +87,10 @@ def export_onnx(
     | "dynamic" | int8, a quarter | int8 products, scaled by each batch; the rest float32 |
     | "int8" | int8, a quarter | int8 products, scaled by `calibration`; the rest float32 |
 
-    Both int8 files are for ONNX Runtime on processors, where they are the fastest. In "dynamic" all
-    images of a batch share a scale, so an image's logits depend a little on the others. An "int8"
-    file has operators of ONNX Runtime's own, which other engines do not read.
+    Both int8 files are for ONNX Runtime on processors, where they are the fastest. The images of a
+    call share the scales of all products in "dynamic", and of the first and the last in "int8": an
+    image would change the logits of others, so `keras_vit.runtime` passes one at a time. Do the
+    same. An "int8" file has operators of ONNX Runtime's own, which other engines do not read.
 
     Args:
         model: A `ViT` on any backend, not quantized. LoRA is merged.
@@ -99,8 +100,8 @@ def export_onnx(
             the weights back to float32, so speed and memory are those of a float32 file.
         quantize: None, "dynamic" or "int8"; `dtype` is then "float32".
         labels: Names of the classes; None means the config's, if it has any.
-        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
-            `classifier_activation` if that is sigmoid, otherwise softmax.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means sigmoid if the
+            model has one class or a `classifier_activation` of sigmoid, otherwise softmax.
         images: "float32" if the input is what the model takes, "uint8" if it is pixels of the
             model's size, which the file normalizes.
         opset: The version of ONNX' operators: 20, the first with GELU, or a newer one that the

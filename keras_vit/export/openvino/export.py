@@ -86,8 +86,8 @@ def export_openvino(
         quantize: None, or "int8" for products in int8, scaled by `calibration`. The rest is
             computed in `dtype`. The patch projection and the head are not quantized.
         labels: Names of the classes; None means the config's, if it has any.
-        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
-            `classifier_activation` if that is sigmoid, otherwise softmax.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means sigmoid if the
+            model has one class or a `classifier_activation` of sigmoid, otherwise softmax.
         images: "float32" if the input is what the model takes, "uint8" if it is pixels of the
             model's size, which the graph normalizes.
         calibration: Images for "int8", typical ones: uint8 pixels of the model's size, or with

@@ -21,7 +21,6 @@ from keras_vit.export.accuracy import (
 )
 from keras_vit.export.arguments import (
     IMAGES,
-    PROBABILITIES,
     check_bound,
     check_choice,
     check_count,
@@ -47,9 +46,9 @@ from keras_vit.export.verify import (
     verify_files,
 )
 from keras_vit.model import ViT
-from keras_vit.paths import as_path
+from keras_vit.paths import as_output
 from keras_vit.preprocessing import most_pixels, normalize
-from keras_vit.runtime.base import probability_function
+from keras_vit.probabilities import chosen_function
 from keras_vit.runtime.keras_model import KerasRuntime
 from keras_vit.runtime.saved_model import SavedModelRuntime
 
@@ -115,8 +114,8 @@ def export_saved_model(
         dtype: "float32", or "bfloat16" for processors that multiply it.
         version: An unused version number; None means the next one.
         labels: Names of the classes; None means the config's, or else their numbers.
-        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
-            `classifier_activation` if that is sigmoid, otherwise softmax.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means sigmoid if the
+            model has one class or a `classifier_activation` of sigmoid, otherwise softmax.
         images: "float32" if `images` are what the model takes, "uint8" if they are pixels of the
             model's size, which the export normalizes.
         top_k: How many classes `classify` returns.
@@ -149,7 +148,7 @@ def export_saved_model(
     if token_merging is not None:
         merging = merging.replace(token_merging=token_merging)
     arguments: dict[str, Any] = {
-        "path": os.path.abspath(as_path("path", path)),
+        "path": os.path.abspath(as_output("path", path)),
         "version": version,
         "bound": bound,
         "token_merging": merging.token_merging,
@@ -250,7 +249,7 @@ def _serving(
 ) -> Serving:
     """Checks the arguments."""
     check_choice("dtype", dtype, DTYPES)
-    check_choice("activation", activation, (None, *PROBABILITIES))
+    activation = chosen_function(config, activation)
     check_choice("images", images, IMAGES)
     check_count("top_k", top_k)
     check_count("max_batch_size", max_batch_size)
@@ -265,7 +264,7 @@ def _serving(
     names = class_names(config, labels) or [str(i) for i in range(config.num_classes)]
     return Serving(
         dtype=dtype,
-        activation=activation or probability_function(config),
+        activation=activation,
         images=images,
         labels=tuple(names),
         top_k=min(top_k, config.num_classes),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from keras_vit.atomic import remove_left_over, temporary_name
 from keras_vit.export.serving import templates as text
-from keras_vit.paths import as_path
+from keras_vit.paths import as_output, as_path
 from keras_vit.runtime.saved_model import MANIFEST, read_limits
 
 IMAGE = "tensorflow/serving:2.21.0"
@@ -130,7 +130,7 @@ def _places(folders: list[Path], out: str | os.PathLike | None) -> tuple[Path, d
     """The folder that the server sees, and the path of each model in it, by name."""
     if not folders:
         raise ValueError("models must name at least one folder. Received: models=[]")
-    target = Path(os.path.abspath(out)) if out is not None else folders[0].parent
+    target = Path(os.path.abspath(as_output("out", out))) if out is not None else folders[0].parent
     places: dict[str, str] = {}
     for folder in folders:
         name = folder.name

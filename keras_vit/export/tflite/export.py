@@ -77,8 +77,8 @@ def export_tflite(
         batch_size: Images at a time; None means any number, which the app must then choose. The
             Task libraries need 1.
         labels: Names of the classes; None means the config's, if it has any.
-        activation: "softmax" or "sigmoid", from logits to probabilities; None means the config's
-            `classifier_activation` if that is sigmoid, otherwise softmax.
+        activation: "softmax" or "sigmoid", from logits to probabilities; None means sigmoid if the
+            model has one class or a `classifier_activation` of sigmoid, otherwise softmax.
         output: "probabilities", "logits" or "features", what the head reads. A model without a head
             has features alone.
         images: "float32" if the input is what the model takes, "uint8" if it is pixels of the

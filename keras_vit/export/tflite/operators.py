@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.arguments import IMAGES, PROBABILITIES, check_choice
+from keras_vit.export.arguments import IMAGES, check_choice
 from keras_vit.export.fold_stem import Convolution, GroupNorm
 from keras_vit.export.folded import Folded, Gain, Norm, Product, Rotation, pixel_gain
 from keras_vit.export.in_tensorflow import PlainTensorFlow
 from keras_vit.export.program import Program, halves, skewed
 from keras_vit.export.quiet import without_infos
+from keras_vit.probabilities import FUNCTIONS
 from keras_vit.runtime.tflite_file import litert
 
 OUTPUTS = ("probabilities", "logits", "features")
@@ -52,7 +53,7 @@ def to_float32_tflite(
     """
     check_choice("output", output, OUTPUTS)
     check_choice("images", images, IMAGES)
-    check_choice("activation", activation, PROBABILITIES)
+    check_choice("activation", activation, FUNCTIONS)
     if output == "features":
         folded = dataclasses.replace(folded, head=None)
     elif folded.head is None:

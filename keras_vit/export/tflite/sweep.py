@@ -14,7 +14,7 @@ from keras_vit.export.tflite.quantize import (
     quantize_layers,
     read_operators,
 )
-from keras_vit.runtime.base import probability_function
+from keras_vit.probabilities import probability_function
 from keras_vit.runtime.tflite_interpreter import open_interpreter
 
 Answers = Callable[[np.ndarray], np.ndarray]

@@ -27,6 +27,7 @@ from typing import Any
 import keras
 
 from keras_vit.lock import Lock
+from keras_vit.paths import as_output
 from keras_vit.train.checkpoint import files, manifest, model_state, random_state
 from keras_vit.train.checkpoint.best_epoch import BestEpoch
 from keras_vit.train.checkpoint.callback_state import SavedCallbacks
@@ -109,6 +110,7 @@ class Checkpoint(keras.callbacks.Callback):
                 f'save_freq must be None, "epoch" or a number of steps. Received: {save_freq=}'
             )
         json.dumps(extra)  # raises now, not at the first save
+        as_output("folder", folder)
         self.folder = Path(os.path.abspath(folder))  # the program may change its folder
         self.every_minutes = every_minutes
         self.save_freq = save_freq

@@ -7,7 +7,7 @@ import re
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from keras_vit.paths import as_path, is_path
+from keras_vit.paths import as_output, is_path
 from keras_vit.weights.fetch import https, hub, known, network
 from keras_vit.weights.files import pickles
 
@@ -52,7 +52,7 @@ def fetch_weights(
     if not is_path(source):
         raise ValueError(f"source must be {EXAMPLES}. Received: source={source!r}")
     text = os.fspath(source)
-    folder = None if cache_dir is None else as_path("cache_dir", cache_dir).expanduser()
+    folder = None if cache_dir is None else as_output("cache_dir", cache_dir).expanduser()
     if "://" not in text:
         path = Path(text).expanduser()
         if path.exists():
