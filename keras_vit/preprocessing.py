@@ -259,11 +259,22 @@ class Preprocessing(keras.layers.Rescaling):
         return cls(**config)
 
 
+def uncropped(config: ViTConfig) -> tuple[int, int]:
+    """The size that a resized image covers before its center is cropped, rounded down as by timm.
+
+    A `crop_fraction` that was computed as 192 / 225 gives 225 again, and not 224.99999999999997.
+    """
+    if config.crop_fraction is None:
+        return config.image_size
+    height, width = (int(size / config.crop_fraction + 1e-9) for size in config.image_size)
+    return height, width
+
+
 def covering(height, width, config: ViTConfig, where: Any = None) -> tuple:
     """The size an image is resized to before its center is cropped; ints, or scalar tensors."""
     if config.crop_fraction is None:
         return config.image_size
-    target_h, target_w = (int(size / config.crop_fraction) for size in config.image_size)
+    target_h, target_w = uncropped(config)
     covered_h, covered_w = target_w * height // width, target_h * width // height
     if isinstance(height, int) and isinstance(width, int):
         return (target_h, covered_w) if covered_w >= target_w else (covered_h, target_w)

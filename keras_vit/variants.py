@@ -260,17 +260,19 @@ def _build(variant: str, num_classes: int | None, weights: Any, fields: dict[str
     model = {k: fields.pop(k) for k in ("name", "dtype", "trainable") if k in fields}
     model = {k: v for k, v in model.items() if v is not None}
     check_names(fields, ViTConfig.__dataclass_fields__)
-    size = _size(variant)
+    size, defaults = _size(variant), DEFAULTS.get(variant, {})
     if weights is None:
         given = fields if num_classes is None else {**fields, "num_classes": num_classes}
-        fields = {**size, **DEFAULTS.get(variant, {}), **given}
+        fields = {**size, **defaults, **given}
         return ViT(ViTConfig.from_dict(fields), **{"name": variant, **model})
 
     from keras_vit.weights import load
 
     trainable = model.pop("trainable", True)
     model = {"name": variant, **model}
-    vit = load.from_variant(variant, size, weights, num_classes=num_classes, **model, **fields)
+    vit = load.from_variant(
+        variant, size, weights, defaults=defaults, num_classes=num_classes, **model, **fields
+    )
     vit.trainable = trainable
     return vit
 

@@ -58,6 +58,35 @@ def test_preprocess_equals_timm(method, crop, shape, torchvision):
     assert np.abs(other[0] - expected).max() > 1e-2
 
 
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("size", "covered"), [(192, 225), (48, 59), (64, 93), (144, 224), (224, 256), (384, 438)]
+)
+def test_crop_fraction_from_two_sizes_gives_the_larger_one_again(size, covered):
+    """192 / (192 / 225) is 224.99999999999997, and so for 48, 64 and 144; not for the last two."""
+    config = CONFIG.replace(image_size=size, patch_size=1, crop_fraction=size / covered)
+    assert preprocessing.covering(400, 400, config) == (covered, covered)
+    assert preprocessing.covering(300, 400, config)[0] == covered
+
+
+@pytest.mark.backend_free
+def test_crop_fractions_of_timm_give_timms_size(torchvision):
+    import math
+
+    pytest.importorskip("timm")
+    from timm.models._registry import _model_pretrained_cfgs
+
+    pairs = {
+        (cfg.input_size[1], cfg.crop_pct)
+        for cfg in _model_pretrained_cfgs.values()
+        if cfg.crop_pct <= 1
+    }
+    assert len(pairs) > 50
+    for size, fraction in pairs:
+        config = CONFIG.replace(image_size=size, patch_size=1, crop_fraction=fraction)
+        assert preprocessing.covering(size, size, config)[0] == math.floor(size / fraction)
+
+
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop", [None, 0.875, 1.0])
 @pytest.mark.parametrize("shape", [(61, 90), (90, 61), (64, 48)])

@@ -33,6 +33,8 @@ from keras_vit.weights.files.documents import (
 from keras_vit.weights.files.rules import Refused, refusal
 
 CONFIG = "config.json"
+PROCESSOR = "processor_config.json"
+"""Where transformers 5 writes the settings of a processor of images and text."""
 METADATA = "keras_vit"
 """The name of our config in the metadata of a safetensors file."""
 
@@ -85,14 +87,7 @@ ENCODER: Shape = {
     "hidden_act": TEXT,
     "is_native": FLAG._replace(or_null=False),
 }
-FIELDS: Shape = {
-    # transformers: config.json and preprocessor_config.json
-    **ENCODER,
-    "vision_config": ENCODER,  # of a model of images and text
-    "id2label": LABELS,
-    "decoder_num_attention_heads": SIZE,
-    "mask_ratio": Rule("a number from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1),
-    "norm_pix_loss": FLAG,
+IMAGE_PROCESSOR: Shape = {
     "image_mean": NUMBERS,
     "image_std": NUMBERS,
     "resample": INT,
@@ -100,6 +95,18 @@ FIELDS: Shape = {
     "do_center_crop": FLAG,
     "size": SIDES,
     "crop_size": SIDES,
+}
+NESTED: Shape = {"image_processor": IMAGE_PROCESSOR}
+"""transformers' processor_config.json; older ones hold nothing of images."""
+FIELDS: Shape = {
+    # transformers: config.json and preprocessor_config.json
+    **ENCODER,
+    **IMAGE_PROCESSOR,
+    "vision_config": ENCODER,  # of a model of images and text
+    "id2label": LABELS,
+    "decoder_num_attention_heads": SIZE,
+    "mask_ratio": Rule("a number from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1),
+    "norm_pix_loss": FLAG,
     # timm
     "architecture": TEXT._replace(or_null=False),
     "global_pool": TEXT,
@@ -108,6 +115,11 @@ FIELDS: Shape = {
         "img_size": PAIR,
         "init_values": NUMBER,
         "pool_include_prefix": FLAG,
+        "dynamic_img_pad": FLAG,
+        "use_rot_pos_emb": FLAG,
+        "rope_rotate_half": FLAG,
+        "rope_grid_offset": NUMBER,
+        "ref_feat_shape": PAIR,
         "pos_embed": TEXT,
         "global_pool": TEXT,
     },

@@ -30,6 +30,8 @@ from keras_vit.weights.json_rules import (
     CONFIG,
     FIELDS,
     METADATA,
+    NESTED,
+    PROCESSOR,
     parse_config,
     read_json,
     read_preset,
@@ -132,6 +134,7 @@ def from_variant(
     size: Mapping[str, Any],
     weights: str | os.PathLike,
     *,
+    defaults: Mapping[str, Any],
     num_classes: int | None = None,
     **fields: Any,
 ) -> ViT:
@@ -140,6 +143,7 @@ def from_variant(
     Args:
         variant: The factory's name.
         size: Fields that the checkpoint must have.
+        defaults: The factory's other fields, for a `.weights.h5` without a config.json.
         weights: A known name, with or without the variant as its prefix, or any source.
         num_classes: As for `from_pretrained`.
         **fields: As for `from_pretrained`.
@@ -157,8 +161,10 @@ def from_variant(
             f"hf://organization/name or https://... Received: weights={os.fspath(weights)!r}"
         )
     path = local_path(weights)
-    sizes = size if keras_files.find_weights_h5(path) is not None else {}  # it may state no size
-    model = from_pretrained(path, num_classes=num_classes, **{**sizes, **fields})
+    own: Mapping[str, Any] = {}
+    if (h5 := keras_files.find_weights_h5(path)) is not None:
+        own = size if read_json(h5.parent / CONFIG) else {**size, **defaults}
+    model = from_pretrained(path, num_classes=num_classes, **{**own, **fields})
     wrong = [
         f"{name}={getattr(model.config, name)}"
         for name, value in size.items()
@@ -232,11 +238,13 @@ def _plan(file: Arrays, path: Path, given: Mapping[str, Any]) -> Plan:
         fields = parse_document(file.path, file.metadata[METADATA].encode(errors="surrogatepass"))
         parse_config(file.path, fields)
     json_files = read_json_files(file, path)
-    config, pixels = (json_files.get(name, {}) for name in (CONFIG, PIXELS))
+    config, pixels, processor = (json_files.get(name, {}) for name in (CONFIG, PIXELS, PROCESSOR))
     try:
         format, prefix = recognize(file.shapes, config)  # first: only formats have rules for JSON
         for name, content in json_files.items():
-            check_fields(file.path.parent / name, content, FIELDS)
+            check_fields(file.path.parent / name, content, NESTED if name == PROCESSOR else FIELDS)
+        nested = processor.get("image_processor")
+        pixels = pixels if nested is None else nested  # as transformers prefers it
         return make_plan(
             format, prefix, file.shapes, given, config=config, pixels=pixels, stated=fields
         )
@@ -252,7 +260,7 @@ def read_json_files(file: Arrays, path: Path) -> dict[str, dict]:
         return dict(zip((CONFIG, PIXELS), read_preset(folder), strict=True))
     if not (path.is_dir() or file.path.name.startswith("model.safetensors")):
         return {}
-    return {name: read_json(file.path.parent / name) for name in (CONFIG, PIXELS)}
+    return {name: read_json(file.path.parent / name) for name in (CONFIG, PIXELS, PROCESSOR)}
 
 
 def _parameters(config: ViTConfig) -> int:

@@ -76,7 +76,8 @@ def make_plan(
         shapes: Shapes by name, as in the file.
         given: Fields of a `ViTConfig` that the caller passed.
         config: Its `config.json`, or an empty object.
-        pixels: Its `preprocessor_config.json`, or an empty object.
+        pixels: The image processor of its `processor_config.json` or `preprocessor_config.json`, or
+            an empty object.
         stated: The `ViTConfig` that a file of ours states, or an empty object.
     """
     names: dict[str, str] = {}

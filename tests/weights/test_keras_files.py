@@ -53,6 +53,31 @@ def test_weights_h5_by_config_json_or_fields(tmp_path):
         keras_vit.from_pretrained(path, mlp_dim=30)
 
 
+@pytest.mark.parametrize("variant", ["vit_so400m14", "vit_splus16"])
+def test_weights_h5_of_a_factory_has_its_fields(tmp_path, variant):
+    """Of class token, pooling, GELU, epsilon, positions and pixels no array of the file tells."""
+    factory = getattr(keras_vit, variant)
+    size = 28 if variant.endswith("14") else 32
+    fields = {"depth": 1, "width": 16, "num_heads": 2, "mlp_dim": 20, "image_size": size}
+    fields["num_classes"] = 3
+    model = factory(**fields)
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(rng.standard_normal(weight.shape) * 0.3)
+    path = tmp_path / "m.weights.h5"
+    model.save_weights(path)
+    again = factory(weights=path, **fields)
+    assert again.config == model.config
+    expected = logits(model, images(size))
+    np.testing.assert_array_equal(logits(again, images(size)), expected)
+    other = factory(weights=path, **fields, norm_epsilon=10.0)
+    assert np.abs(logits(other, images(size)) - expected).max() > 1e-3
+    # A config.json beside it precedes the factory's fields.
+    stated = model.config.replace(gelu="quick", pixel_mean=0.25).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert factory(weights=path, **fields).config.pixel_mean == 0.25
+
+
 def test_keras_file_gets_another_head_size_and_dtype(tmp_path, caplog):
     """As for fine-tuning: the file has no head, as after training without labels."""
     model = random_vit(image_size=(24, 16), num_classes=0)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from keras_vit.weights.fetch import network
 from keras_vit.weights.files import pickles, preset
 
-SETTINGS = ("config.json", "preprocessor_config.json")
+SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 """Fetched with the weights if the repository has them."""
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -75,7 +75,7 @@ def read_huggingface(header: Header) -> Reading:
     names = next((n for n in SPELLINGS if _has_names(header, n)), OLD)
     gated = names in (GATED_DINO, NEW_GATED_DINO)
     unstated = ("num_heads", "norm_epsilon", *(() if gated else ("gelu",)))
-    assumed = tuple(sorted(header.unstated(unstated, stated)))
+    assumed = header.unstated(unstated, stated)
     if gated:
         stated.pop("gelu", None)
     distilled = header.has(r"embeddings\.distillation_token$")
@@ -136,6 +136,9 @@ def read_huggingface(header: Header) -> Reading:
         "representation_size": pooler if used else None,
         "num_classes": head[0] if head else 0,
         "interpolation": "huggingface",
+        **huggingface_config.family_pixels(
+            header.config.get("model_type") or _shown_type(distilled, scaled and not beit), channels
+        ),
     }
     if scaled and count:
         fields["interpolation"] = "huggingface_dinov2_registers"
@@ -146,7 +149,14 @@ def read_huggingface(header: Header) -> Reading:
     elif beit and "layernorm.weight" not in header.shapes:
         fields["final_norm"] = "none"
     style = {"names": names, "relative": held(header, *places)}
-    return Reading(fields | stated, style, assumed=assumed)
+    fields |= stated
+    assumed |= header.unstated(huggingface_config.STATISTICS, fields)
+    return Reading(fields, style, assumed=tuple(sorted(assumed)))
+
+
+def _shown_type(distilled: bool, dinov2: bool) -> str | None:
+    """The model type that arrays show; None if it may be one of several."""
+    return "deit" if distilled else "dinov2" if dinov2 else None
 
 
 def _pooling(token: bool, teacher: bool, wide: bool) -> str:

@@ -31,6 +31,7 @@ from keras_vit.weights.formats.table import (
     Reading,
 )
 from keras_vit.weights.formats.torch_names import (
+    CLIP_PIXELS,
     CONV,
     FROM_HEADS,
     HEADS_BIAS,
@@ -124,9 +125,20 @@ def read_clip(header: Header) -> Reading:
         "num_classes": classes or projected,
         "head_bias": None if projected else 0.0,
         "interpolation": "flexivit" if flat else "huggingface",
+        **_pixels(clip, channels),
     }
     style = {"head": "visual_projection" if projected else "classifier", "flat": flat}
-    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
+    fields |= stated
+    assumed |= header.unstated(huggingface_config.STATISTICS, fields)
+    return Reading(fields, style, assumed=tuple(sorted(assumed)))
+
+
+def _pixels(clip: bool, channels: int) -> dict[str, Any]:
+    """The pixels of the published checkpoints. SigLIP's were resized in two ways."""
+    if not clip:
+        return {"pixel_mean": 0.5, "pixel_std": 0.5}
+    statistics = CLIP_PIXELS if channels == 3 else {}
+    return {"resize_method": "bicubic", "crop_fraction": 1.0, **statistics}
 
 
 def _flat_kernel(header: Header, tower: Mapping[str, Any]) -> tuple[int, int, int, int]:

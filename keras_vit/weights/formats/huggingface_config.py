@@ -5,7 +5,9 @@ from typing import Any
 
 from keras_vit.config import ViTConfig
 from keras_vit.config_rules import is_int, short
+from keras_vit.preprocessing import uncropped
 from keras_vit.weights.formats.table import per_channel
+from keras_vit.weights.formats.torch_names import CLIP_PIXELS, IMAGENET_PIXELS
 
 # Model types with a plain ViT as encoder, and the defaults of epsilon and image size.
 MODEL_TYPES = {
@@ -21,6 +23,17 @@ MODEL_TYPES = {
     "beit": (1e-12, 224),
     "data2vec-vision": (1e-12, 224),
 }
+# The pixels that the published checkpoints of a type have in common. ViT, MSN, I-JEPA, Data2Vec and
+# DPT have none in common, or other ones than they were trained on.
+PIXELS: Mapping[str, Mapping[str, Any]] = {
+    "deit": {**IMAGENET_PIXELS, "resize_method": "bicubic", "crop_fraction": 224 / 256},
+    "dinov2": {**IMAGENET_PIXELS, "resize_method": "bicubic", "crop_fraction": 224 / 256},
+    "vit_mae": IMAGENET_PIXELS,
+    "flava_image_model": {**CLIP_PIXELS, "resize_method": "bicubic"},
+    "beit": {"pixel_mean": 0.5, "pixel_std": 0.5},
+}
+PIXELS = {**PIXELS, "dinov2_with_registers": PIXELS["dinov2"]}
+STATISTICS = ("pixel_mean", "pixel_std")
 GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
@@ -64,6 +77,16 @@ def stated_fields(
     return fields | (_pixels(pixels, channels) if pixels else {})
 
 
+def family_pixels(kind: str | None, channels: int) -> dict[str, Any]:
+    """What a model type's published checkpoints expect of pixels, for files that do not say it."""
+    pixels = PIXELS.get(kind or "", {})
+    return {
+        name: value
+        for name, value in pixels.items()
+        if not isinstance(value, tuple) or len(value) == channels
+    }
+
+
 def _gelu(act: Any) -> str:
     if act not in GELUS:
         raise ValueError(
@@ -101,6 +124,8 @@ def _pixels(pixels: Mapping[str, Any], channels: int) -> dict[str, Any]:
         size, crop = _side(pixels.get("size")), _side(pixels.get("crop_size"))
         if size and crop and crop <= size:
             fields["crop_fraction"] = crop / size
+    elif {"do_center_crop", "size"} & {*pixels}:
+        fields["crop_fraction"] = None
     return fields
 
 
@@ -153,7 +178,7 @@ def preprocessor_json(config: ViTConfig) -> dict[str, Any]:
     size: dict[str, Any] = {"size": {"height": height, "width": width}}
     if config.crop_fraction is not None:
         size = {
-            "size": {"shortest_edge": round(min(height, width) / config.crop_fraction)},
+            "size": {"shortest_edge": min(uncropped(config))},
             "crop_size": {"height": height, "width": width},
         }
     channels = config.in_channels

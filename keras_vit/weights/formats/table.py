@@ -122,7 +122,7 @@ class Header:
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The `config.json` beside the weights."""
     pixels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The `preprocessor_config.json` beside the weights."""
+    """What the files beside the weights state of an image's pixels."""
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the config that the caller passed."""
 

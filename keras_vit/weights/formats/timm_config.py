@@ -10,21 +10,8 @@ from typing import Any
 from keras_vit.config import ViTConfig
 from keras_vit.config_rules import RESIZE_METHODS, short
 from keras_vit.weights.formats.table import per_channel
+from keras_vit.weights.formats.timm_arguments import POOLINGS, choice, read_arguments
 
-POOLINGS = {"token": "token", "avg": "mean", "": None, "map": "map"}
-# Arguments of timm's model that are visible in the arrays or read by `stated_fields`.
-READ = (
-    *("img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth"),
-    *("num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token"),
-    *("pos_embed", "no_embed_class", "reg_tokens", "pre_norm", "final_norm", "fc_norm"),
-    *("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_fc_norm"),
-    *("rel_pos_type", "rel_pos_dim", "shared_rel_pos", "head_init_scale"),
-    *("pool_include_prefix", "scale_attn_norm", "scale_mlp_norm", "norm_layer", "act_layer"),
-)
-# Arguments without effect on a model at its own size that does not train.
-IDLE = ("dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init")
-GELUS = {"gelu": "exact", "gelu_erf": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-NORMS = {"layernorm": 1e-6}  # epsilon if only the name is given
 ACTS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 
 POOLS = {ours: theirs for theirs, ours in POOLINGS.items()} | {
@@ -77,26 +64,11 @@ def stated_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a `ViTConfig` that `config.json` states."""
     fields = check_architecture(config["architecture"]) if "architecture" in config else {}
     arguments = dict(config.get("model_args") or {})
-    for name, value in arguments.items():
-        if name not in READ + IDLE and not name.endswith("drop_rate") and value:
-            raise ValueError(
-                "model_args in config.json must describe a plain ViT. keras_vit does not know "
-                f"this argument. Received: {name}={value!r}"
-            )
-    if "num_heads" in arguments:
-        fields["num_heads"] = arguments["num_heads"]
-    if arguments.get("act_layer") is not None:
-        fields["gelu"] = _choice("act_layer", arguments["act_layer"], GELUS)
-    if isinstance(arguments.get("init_values"), float):
-        fields["layer_scale"] = arguments["init_values"]
-    if arguments.get("norm_layer") is not None:
-        fields["norm_epsilon"] = _choice("norm_layer", arguments["norm_layer"], NORMS)
-    if arguments.get("pos_embed") in ("none", ""):
-        fields["position_embedding"] = "none"
+    fields = read_arguments(arguments, fields)
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool is not None:
         every = str(fields.get("pooling")).endswith("_all")  # the architecture's own
-        fields["pooling"] = _choice("global_pool", pool, POOLINGS)
+        fields["pooling"] = choice("global_pool", pool, POOLINGS)
         every = arguments.get("pool_include_prefix", every)
         if every and fields["pooling"] in ("mean", "map"):
             fields["pooling"] += "_all"
@@ -146,15 +118,6 @@ def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
 def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
     # Files written before 2023 have these entries at the top level.
     return config.get("pretrained_cfg") or config
-
-
-def _choice(name: str, value: Any, known: Mapping[str, Any]) -> Any:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(
-            f"{name} in config.json must be one of {', '.join(map(repr, known))}. "
-            f"Received: {name}={short(value)}"
-        )
-    return known[value]
 
 
 def config_json(config: ViTConfig) -> dict[str, Any]:

@@ -50,12 +50,7 @@ def read_naflex(header: Header) -> Reading:
     fields.pop("keeps_aspect", None)
     fields["interpolation"] = header.given.get("interpolation") or fields["interpolation"]
     style = {"grid": grid, "factorized": ROWS in header.shapes, "keeps_aspect": keeps_aspect}
-    assumed = reading.assumed
-    if not {"architecture", "interpolation"} & {*header.config, *header.given}:
-        assumed = tuple(sorted({*assumed, "interpolation"}))
-    return dataclasses.replace(
-        reading, fields=fields, style={**reading.style, **style}, assumed=assumed
-    )
+    return dataclasses.replace(reading, fields=fields, style={**reading.style, **style})
 
 
 def naflex_rows(

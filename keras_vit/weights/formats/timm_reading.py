@@ -27,7 +27,11 @@ RAW_SCALES = ("gamma_1", "gamma_2")
 ROPE = ("rope_base", "rope_coordinates", "rope_order", "rope_pairs", "rope_offset", "rope_grid")
 FREQUENCIES = "rope.freqs"
 # Fields that config.json or the caller states. Positions too: rotary ones have no arrays.
-UNSEEN = ("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding")
+UNSEEN = (
+    *("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding"),
+    "interpolation",  # files of DINO's and MAE's own code have timm's names
+)
+PIXELS = ("pixel_mean", "pixel_std")  # an architecture has checkpoints of several
 
 
 @dataclasses.dataclass
@@ -54,8 +58,9 @@ class _Checkpoint:
 def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
     """The config: from shapes, then from `config.json`, then timm's own defaults."""
     stated = timm_config.stated_fields(header.config)
-    assumed = set() if "architecture" in header.config else header.unstated(UNSEEN, stated)
-    read = _Checkpoint(header, dict(names), stated, assumed)
+    read = _Checkpoint(header, dict(names), stated, set())
+    if not read.is_named:
+        read.assumed |= header.unstated(UNSEEN, stated)
     patches = _patches(read)
     tokens = _tokens(read)
     positions, fold = _positions(read, patches["patch_size"], tokens)
@@ -69,8 +74,10 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
         if isinstance(stated.get(name), tuple) and len(stated[name]) != fields["in_channels"]:
             del stated[name]
     fields["interpolation"] = "timm"
+    _check_padding(header, fields["image_size"], fields["patch_size"])
+    read.assumed |= header.unstated(PIXELS, stated)
     style = {"names": read.names, "fold": fold, "relative": held(header, *_places(read))}
-    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
+    return Reading(fields | stated, style, assumed=tuple(sorted(read.assumed)))
 
 
 def _patches(read: _Checkpoint) -> dict[str, Any]:
@@ -120,7 +127,9 @@ def _positions(read, patch, tokens) -> tuple[dict[str, Any], int]:
         read.assumed.discard("position_embedding")
     elif not rows:
         _check_no_positions(read)
-    if read.assumed and "rope" in (header.given.get("position_embedding") or kind):
+    if not (rows or relative):
+        read.assumed.discard("interpolation")
+    if not read.is_named and "rope" in (header.given.get("position_embedding") or kind):
         read.assumed |= {name for name in ROPE if not read.is_given(name)}
     shown = relative.pop("image_size", None)  # by a table of offsets
     size = stated.pop("image_size", None)
@@ -260,6 +269,18 @@ def _check_rotary(read: _Checkpoint) -> None:
             "position_embedding must be passed: EVA-02, whose arrays these may be, has rotary "
             f"positions, 'learned+rope', beside its table. Pass {', '.join(ROPE)} too. "
             "Received: position_embedding=None"
+        )
+
+
+def _check_padding(header: Header, size: Any, patch: tuple[int, int]) -> None:
+    """Refuses a model that pads its images, because their patches are more than the table's."""
+    sides = (size, size) if isinstance(size, int) else size
+    padded = any(side % p for side, p in zip(sides, patch, strict=True))
+    if padded and (header.config.get("model_args") or {}).get("dynamic_img_pad"):
+        raise ValueError(
+            "img_size must be a multiple of patch_size for dynamic_img_pad=True in config.json: "
+            "ViT does not pad images. Set another size in timm, by set_input_size, and save again. "
+            f"Received: img_size={tuple(sides)}, patch_size={patch}"
         )
 
 

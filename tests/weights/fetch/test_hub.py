@@ -35,6 +35,7 @@ def test_fetch_repository_takes_only_what_is_needed(hub, tmp_path):
 def test_fetch_repository_with_shards(hub):
     files = {
         "config.json": b"{}",
+        "processor_config.json": b"{}",
         "model-00001-of-00002.safetensors": DATA,
         "model-00002-of-00002.safetensors": DATA[:99],
         "model.safetensors.index.json": json.dumps(

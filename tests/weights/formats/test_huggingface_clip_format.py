@@ -272,3 +272,58 @@ def test_clip_without_config_is_openais_which_is_reported(tmp_path):
     path = sources.bare(tmp_path, arrays)
     assert inspect(path, num_heads=5).assumed == {"gelu": "quick", "norm_epsilon": 1e-5}
     assert_same_logits(path, source, num_heads=5)
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("CLIPVisionModel", (0.48145466, 0.26862954, "bicubic", 1.0)),
+        ("ChineseCLIPModel", (0.48145466, 0.26862954, "bicubic", 1.0)),
+        ("SiglipVisionModel", (0.5, 0.5, "bilinear", None)),
+    ],
+)
+def test_clip_pixels_without_a_processor_are_the_familys(tmp_path, kind, expected):
+    _, folder = saved(tmp_path, kind)
+    found = inspect(folder)
+    config = found.config
+    mean, std = np.ravel(config.pixel_mean)[0], np.ravel(config.pixel_std)[0]
+    assert (mean, std, config.resize_method, config.crop_fraction) == expected
+    assert found.assumed == {}
+
+
+@pytest.mark.backend_free
+def test_clip_processor_config_gives_the_pixels_of_transformers(tmp_path):
+    """transformers 5 writes the settings of a processor of images and text into one file."""
+    from transformers import AutoImageProcessor, CLIPImageProcessor
+    from transformers.processing_utils import ProcessorMixin
+
+    class Pictures(ProcessorMixin):
+        def __init__(self, image_processor):
+            super().__init__(image_processor)
+
+    _, folder = saved(tmp_path, "CLIPVisionModelWithProjection", projection_dim=6)
+    settings = {"crop_size": {"height": 24, "width": 24}, "image_mean": [0.1, 0.2, 0.3]}
+    Pictures(CLIPImageProcessor(size={"shortest_edge": 32}, **settings)).save_pretrained(folder)
+    assert not (folder / "preprocessor_config.json").exists()
+    photo = np.random.default_rng(0).integers(0, 255, (48, 64, 3)).astype("uint8")
+
+    def compare(mean):
+        config = inspect(folder).config
+        assert (config.pixel_mean, config.crop_fraction) == (mean, 24 / 32)
+        theirs = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        expected = theirs(photo, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
+        ours = keras_vit.preprocessing.preprocess(photo, config)
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
+        other = keras_vit.preprocessing.preprocess(photo, config.replace(crop_fraction=1.0))
+        assert np.abs(other - expected).max() > 0.1
+
+    compare((0.1, 0.2, 0.3))
+    # Of both files transformers prefers this one.
+    older = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+    older["image_mean"] = [0.3, 0.2, 0.1]
+    (folder / "preprocessor_config.json").write_text(json.dumps(older))
+    compare((0.1, 0.2, 0.3))
+    # Before version 5 it held nothing of images.
+    (folder / "processor_config.json").write_text('{"processor_class": "CLIPProcessor"}')
+    compare((0.3, 0.2, 0.1))

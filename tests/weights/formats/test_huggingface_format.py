@@ -14,6 +14,8 @@ from weights_sources import (
 )
 
 import keras_vit
+from keras_vit.preprocessing import covering
+from keras_vit.weights.formats.table import per_channel
 from keras_vit.weights.load import inspect
 
 KINDS = {
@@ -132,10 +134,60 @@ def test_huggingface_defaults_are_those_of_transformers():
 )
 def test_huggingface_file_without_config_has_defaults_which_are_reported(tmp_path, kind, epsilon):
     _, folder = saved(tmp_path, kind)
-    assert inspect(folder).assumed == {} and inspect(folder).config.norm_epsilon == epsilon
+    # ViTs were published with several statistics, DINOv2 with ImageNet's.
+    pixels = {} if "Dinov2" in kind else {"pixel_mean": 0.5, "pixel_std": 0.5}
+    assert inspect(folder).assumed == pixels and inspect(folder).config.norm_epsilon == epsilon
     # Under another name no config.json is read.
     path = (folder / "model.safetensors").rename(folder / "vit.safetensors")
-    assert inspect(path, num_heads=5).assumed == {"gelu": "exact", "norm_epsilon": epsilon}
+    assumed = {"gelu": "exact", "norm_epsilon": epsilon, **pixels}
+    assert inspect(path, num_heads=5).assumed == assumed
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("kind", "mean", "method", "crop"),
+    [
+        ("DeiTModel", (0.485, 0.456, 0.406), "bicubic", 0.875),
+        ("Dinov2Model", (0.485, 0.456, 0.406), "bicubic", 0.875),
+        ("Dinov2WithRegistersModel", (0.485, 0.456, 0.406), "bicubic", 0.875),
+        ("ViTMAEModel", (0.485, 0.456, 0.406), "bilinear", None),
+    ],
+)
+def test_huggingface_pixels_without_a_processor_are_the_familys(
+    tmp_path, caplog, kind, mean, method, crop
+):
+    _, folder = saved(tmp_path, kind)
+    found = inspect(folder)
+    assert (found.config.pixel_mean, found.config.pixel_std) == (mean, (0.229, 0.224, 0.225))
+    assert (found.config.resize_method, found.config.crop_fraction) == (method, crop)
+    assert found.assumed == {}
+    # What a file states precedes them, and "no crop" is a statement.
+    pixels = {"image_mean": [0.1] * 3, "do_center_crop": False, "resample": 0}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    config = inspect(folder).config
+    assert (config.pixel_mean, config.pixel_std) == (0.1, (0.229, 0.224, 0.225))
+    assert (config.resize_method, config.crop_fraction) == ("nearest", None)
+    _, gray = saved(tmp_path / "gray", kind, num_channels=1)
+    assert set(inspect(gray).assumed) == {"pixel_mean", "pixel_std"}
+    keras_vit.from_pretrained(gray)
+    assert "does not state pixel_mean and pixel_std. Assumed: pixel_mean=0.5" in caplog.text
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(("size", "crop"), [(224, 0.9), (384, 0.95), (192, 192 / 225), (24, 0.7)])
+def test_huggingface_preprocessor_is_written_with_the_size_that_we_resize_to(tmp_path, size, crop):
+    """0.9, 0.95 and 0.7 do not divide the size: 248.9, 404.2 and 34.3 become 248, 404 and 34."""
+    from keras_vit.weights.formats import huggingface_config
+
+    config = keras_vit.ViTConfig(image_size=size, patch_size=8, crop_fraction=crop)
+    written = huggingface_config.preprocessor_json(config)
+    edge = {0.9: 248, 0.95: 404, 0.7: 34}.get(crop, 225)
+    assert written["size"] == {"shortest_edge": edge}
+    stated = huggingface_config.stated_fields({}, written, 3)
+    again = config.replace(crop_fraction=stated["crop_fraction"])
+    for height, width in ((300, 400), (500, 333)):
+        assert covering(height, width, again) == covering(height, width, config)
+        assert min(covering(height, width, config)) == edge
 
 
 def test_huggingface_ijepa_without_a_head_averages_its_tokens(tmp_path):
@@ -257,5 +309,9 @@ def test_huggingface_round_trip_is_bitwise_and_transformers_loads_it(tmp_path, k
         torch_logits(again.eval(), batch), torch_logits(source, batch), atol=1e-6
     )
     processor = transformers.AutoImageProcessor.from_pretrained(back)
-    assert list(processor.image_mean) == [0.5] * model.config.in_channels
-    assert keras_vit.from_pretrained(back).config == model.config
+    channels = model.config.in_channels
+    assert list(processor.image_mean) == per_channel(model.config.pixel_mean, channels)
+    found, config = inspect(back).config, model.config
+    # Of a crop the file states whole pixels.
+    assert found.replace(crop_fraction=config.crop_fraction) == config
+    assert covering(50, 70, found) == covering(50, 70, config)

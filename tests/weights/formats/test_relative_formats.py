@@ -163,6 +163,9 @@ def test_beit_raw_files_have_an_index_and_a_head_of_pretraining(tmp_path):
         "gelu": "exact",
         "norm_epsilon": 1e-6,
         "pooling": "mean",
+        "interpolation": "timm",
+        "pixel_mean": 0.5,
+        "pixel_std": 0.5,
     }
 
 

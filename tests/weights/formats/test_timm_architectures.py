@@ -77,7 +77,7 @@ def test_full_size_architectures_are_read_rightly():
             module = timm.create_model(name)
         shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
         size = {"input_size": list(module.default_cfg["input_size"])}
-        stated = {"architecture": name, "pretrained_cfg": size}
+        stated = {"architecture": name, "pretrained_cfg": size | {"mean": [0.5], "std": [0.5]}}
         format = recognize(shapes, stated)
         plan = make_plan(*format, shapes, {}, config=stated, pixels={}, stated={})
         block, config = module.blocks[0], plan.target

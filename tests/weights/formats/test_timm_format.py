@@ -381,14 +381,20 @@ def test_timm_assumptions_are_reported(tmp_path, caplog):
     path = bare(tmp_path, sources.state(sources.timm_vit(embed_dim=64, num_heads=1)))
     assumed = {"gelu": "exact", "norm_epsilon": 1e-6, "num_heads": 1, "pooling": "token"}
     assumed |= {"block_norm": "pre"}  # a ResPostBlock has the same arrays
+    pixels = {"pixel_mean": 0.5, "pixel_std": 0.5}
+    assumed |= {"interpolation": "timm", **pixels}  # DINO's and MAE's backbones have timm's names
     assert inspect(path, position_embedding="learned").assumed == assumed
     assert inspect(path).assumed == assumed | {"position_embedding": "learned"}
     keras_vit.from_pretrained(path)
-    assert "Assumed: block_norm='pre', gelu='exact', norm_epsilon=1e-06, num_heads=1" in caplog.text
+    assert "Assumed: block_norm='pre', gelu='exact', interpolation='timm', norm" in caplog.text
     stated = {"gelu": "tanh", "norm_epsilon": 1e-5, "num_heads": 2, "pooling": "mean"}
-    stated |= {"position_embedding": "learned", "block_norm": "pre"}
-    assert inspect(path, **stated).assumed == {}
+    stated |= {"position_embedding": "learned", "block_norm": "pre", "interpolation": "dinov2"}
+    assert inspect(path, **stated).assumed == pixels
+    assert inspect(path, **stated, **pixels).assumed == {}
     config = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 5}}
+    folder = sources.save(tmp_path / "folder", sources.state(sources.timm_vit()), config)
+    assert inspect(folder).assumed == pixels
+    config["pretrained_cfg"] = {"mean": [0.5] * 3, "std": [0.5] * 3}
     folder = sources.save(tmp_path / "folder", sources.state(sources.timm_vit()), config)
     assert inspect(folder).assumed == {}
 
@@ -421,7 +427,8 @@ def test_timm_attention_pooling_leaves_its_trunk(tmp_path):
 def test_timm_attention_pooling_of_prefix_tokens_is_an_assumption(tmp_path):
     """No array shows whether it reads the class token too."""
     fields = {"num_heads": 5, "gelu": "exact", "norm_epsilon": 1e-6, "block_norm": "pre"}
-    fields["position_embedding"] = "learned"
+    fields |= {"position_embedding": "learned", "interpolation": "timm"}
+    fields |= {"pixel_mean": 0.5, "pixel_std": 0.5}
     arrays = sources.state(sources.timm_vit(global_pool="map"))
     path = bare(tmp_path, arrays)
     assert inspect(path, **fields).assumed == {"pooling": "map"}
