@@ -151,7 +151,7 @@ def saved(model, *runs):
 
 @pytest.mark.parametrize(
     ("page", "count"),
-    [("choosing.md", 2), ("faq.md", 2), ("fetching.md", 1), ("gpu.md", 1), ("weights.md", 7)],
+    [("choosing.md", 2), ("faq.md", 2), ("fetching.md", 1), ("gpu.md", 1), ("weights.md", 8)],
 )
 def test_page_runs(page, count, names):
     assert run(page, names) == count

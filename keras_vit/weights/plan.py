@@ -24,6 +24,9 @@ SHOWN = (
     *("stem", "stem_depths", "stem_width"),
 )
 
+# What no array shows, of no format. The default may be wrong, so it is never silent.
+STATISTICS = ("pixel_mean", "pixel_std")
+
 
 @dataclasses.dataclass
 class Plan:
@@ -100,7 +103,9 @@ def make_plan(
     source = _source(reading, {**believed, **about})
     target, new_head = adapt.target_config(source, given)
     plan = Plan(format, source, target, weight_shapes(source), names, new_head=new_head)
-    plan.assumed = {name: getattr(source, name) for name in reading.assumed}
+    known = {*reading.fields, *believed, *(k for k, v in given.items() if v is not None)}
+    silent = {*reading.assumed, *(name for name in STATISTICS if name not in known)}
+    plan.assumed = {name: getattr(source, name) for name in sorted(silent)}
     plan.misshaped += [
         f"wrong number: {name}={stated[name]!r} is stated, but the arrays show {shown[name]}"
         for name in wrong

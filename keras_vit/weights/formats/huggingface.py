@@ -149,9 +149,7 @@ def read_huggingface(header: Header) -> Reading:
     elif beit and "layernorm.weight" not in header.shapes:
         fields["final_norm"] = "none"
     style = {"names": names, "relative": held(header, *places)}
-    fields |= stated
-    assumed |= header.unstated(huggingface_config.STATISTICS, fields)
-    return Reading(fields, style, assumed=tuple(sorted(assumed)))
+    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
 
 
 def _shown_type(distilled: bool, dinov2: bool) -> str | None:

@@ -128,9 +128,7 @@ def read_clip(header: Header) -> Reading:
         **_pixels(clip, channels),
     }
     style = {"head": "visual_projection" if projected else "classifier", "flat": flat}
-    fields |= stated
-    assumed |= header.unstated(huggingface_config.STATISTICS, fields)
-    return Reading(fields, style, assumed=tuple(sorted(assumed)))
+    return Reading(fields | stated, style, assumed=tuple(sorted(assumed)))
 
 
 def _pixels(clip: bool, channels: int) -> dict[str, Any]:

@@ -33,7 +33,6 @@ PIXELS: Mapping[str, Mapping[str, Any]] = {
     "beit": {"pixel_mean": 0.5, "pixel_std": 0.5},
 }
 PIXELS = {**PIXELS, "dinov2_with_registers": PIXELS["dinov2"]}
-STATISTICS = ("pixel_mean", "pixel_std")
 GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 ACTS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers

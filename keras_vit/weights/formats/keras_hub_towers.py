@@ -73,11 +73,17 @@ def read_towers(header: Header) -> Reading:
         "num_classes": projected,
         "head_bias": None if projected else 0.0,
         "interpolation": "huggingface",
-        **(CLIP_PIXELS if clip and channels == 3 else {}),
+        **_family_pixels(clip, channels),
         **pixel_fields(header.pixels, channels),
     }
     hidden_fields = () if "intermediate_activation" in stated else ("gelu",)
     return Reading(fields, assumed=tuple(header.unstated(hidden_fields, {})))
+
+
+def _family_pixels(clip: bool, channels: int) -> dict[str, Any]:
+    if not clip:
+        return {"pixel_mean": 0.5, "pixel_std": 0.5}
+    return dict(CLIP_PIXELS) if channels == 3 else {}
 
 
 def _stated(header: Header) -> Mapping[str, Any]:

@@ -31,7 +31,6 @@ UNSEEN = (
     *("num_heads", "gelu", "norm_epsilon", "pooling", "position_embedding"),
     "interpolation",  # files of DINO's and MAE's own code have timm's names
 )
-PIXELS = ("pixel_mean", "pixel_std")  # an architecture has checkpoints of several
 
 
 @dataclasses.dataclass
@@ -75,7 +74,6 @@ def read_timm(header: Header, names: Mapping[str, Any] = NAMES) -> Reading:
             del stated[name]
     fields["interpolation"] = "timm"
     _check_padding(header, fields["image_size"], fields["patch_size"])
-    read.assumed |= header.unstated(PIXELS, stated)
     style = {"names": read.names, "fold": fold, "relative": held(header, *_places(read))}
     return Reading(fields | stated, style, assumed=tuple(sorted(read.assumed)))
 

@@ -75,7 +75,6 @@ def read_vit_pytorch(header: Header) -> Reading:
         "num_classes": header.size(f"{style['head']}.weight", 0, 0),
     }
     unstated = ["num_heads"] * style["project"] + ["pooling"] * token
-    unstated += ["pixel_mean", "pixel_std"]
     assumed = header.unstated(unstated, {})
     return Reading(fields, style, assumed=tuple(sorted(assumed)))
 

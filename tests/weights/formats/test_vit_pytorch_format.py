@@ -6,6 +6,7 @@ import weights_sources as sources
 from weights_sources import assert_same_logits, bare, images, torch_logits
 
 import keras_vit
+from keras_vit.weights.load import inspect
 
 KINDS = {
     "cls": {},
@@ -40,6 +41,20 @@ def test_vit_pytorch_old_generation_equals_its_code(tmp_path, pool, patch_norm):
     path = bare(tmp_path, sources.state(source))
     pooling = {"mean": {"pooling": "mean_all"}}.get(pool, {})
     assert_same_logits(path, source, num_heads=5, **pooling)
+
+
+@pytest.mark.backend_free
+def test_vit_pytorch_pixels_are_an_assumption(tmp_path):
+    """Everyone who trains with it has pixels of his own."""
+    path = bare(tmp_path, sources.state(sources.vit_pytorch_vit()))
+    pixels = {"pixel_mean": 0.5, "pixel_std": 0.5}
+    assert inspect(path, num_heads=5).assumed == {"pooling": "token", **pixels}
+    stated = {"pixel_mean": 0.1, "pixel_std": (0.1, 0.2, 0.3)}
+    assert inspect(path, num_heads=5, **stated).assumed == {"pooling": "token"}
+    own = keras_vit.save_pretrained(
+        keras_vit.from_pretrained(path, num_heads=5), tmp_path / "own", format="vit_pytorch"
+    )
+    assert inspect(own).assumed == {}
 
 
 @pytest.mark.backend_free
