@@ -89,6 +89,7 @@ def save_pretrained(
         return _write(target if as_file else target.with_name(target.name + to.suffix), table, to)
     if as_file:
         return _write(target, table, to)
+    _check_processor(target, to)
     card = model_card(model, format, repo=repo, results=results, license=license)
     with atomic_path(target) as folder:
         folder.mkdir()
@@ -137,6 +138,19 @@ def _write(path: Path, table: _Table, to: Format) -> Path:
         metadata = json_rules.metadata(table.config) if alone else {"format": "pt"}
         write_safetensors(path, table, metadata)
     return path
+
+
+def _check_processor(target: Path, to: Format) -> None:
+    """Refuses a folder whose pixels transformers would read in place of those that we write."""
+    path = target / json_rules.PROCESSOR
+    if "preprocessor_config.json" not in to.json_files:
+        return
+    if json_rules.read_json(path).get("image_processor") is not None:
+        raise ValueError(
+            f"path must be a folder without a {json_rules.PROCESSOR} that states an "
+            "image_processor: transformers would read it, and not the pixels of this model. "
+            f"Remove the file, or pass another folder. Received: path={str(target)!r}"
+        )
 
 
 def _check_layers(model: ViT) -> None:

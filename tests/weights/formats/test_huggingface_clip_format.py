@@ -319,6 +319,12 @@ def test_clip_processor_config_gives_the_pixels_of_transformers(tmp_path):
         assert np.abs(other - expected).max() > 0.1
 
     compare((0.1, 0.2, 0.3))
+    other = sources.random_vit(class_token=False, pooling="mean", gelu="tanh")
+    before = {path.name for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=r"without a processor_config\.json that states"):
+        keras_vit.save_pretrained(other, folder, format="huggingface_clip")
+    assert {path.name for path in folder.iterdir()} == before
+    keras_vit.save_pretrained(other, folder.parent / "other", format="huggingface_clip")
     # Of both files transformers prefers this one.
     older = json.loads((folder / "processor_config.json").read_text())["image_processor"]
     older["image_mean"] = [0.3, 0.2, 0.1]
