@@ -82,6 +82,12 @@ def test_onnx_runtime_refuses_other_files(path, tmp_path):
     onnx.save(content, file)
     with pytest.raises(ValueError, match="return features, logits, probabilities.*Received"):
         OnnxRuntime(file)
+    content = onnx.load(path)
+    (record,) = (item for item in content.metadata_props if item.key == "keras_vit")
+    record.value = record.value.replace('"images": "float32"', '"images": "uint8"')
+    onnx.save(content, file)
+    with pytest.raises(ValueError, match=r"take images as one tensor\(uint8\).*Received.*float"):
+        OnnxRuntime(file)
 
 
 def test_onnx_runtime_that_is_not_installed_is_named(path, monkeypatch):
