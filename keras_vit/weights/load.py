@@ -103,8 +103,6 @@ def from_pretrained(
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", num_classes=10, image_size=384)
     """
     check_names(config_fields, ViTConfig.__dataclass_fields__)  # before anything is downloaded
-    if num_classes is None and isinstance(labels := as_labels(config_fields.get("labels")), tuple):
-        num_classes = len(labels)
     requested = {
         "num_classes": num_classes,
         "image_size": image_size,
@@ -112,6 +110,7 @@ def from_pretrained(
         "interpolation": interpolation,
     }
     given = config_fields | {k: v for k, v in requested.items() if v is not None}
+    given = _with_classes(given)
     path = local_path(source)
     model_fields = {"name": name or "vit", "dtype": dtype}
     if (weights := keras_files.find_weights_h5(path)) is not None:
@@ -194,6 +193,7 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> CheckpointInfo:
     >>> inspect("ViT-B_16.npz").config.image_size
     (224, 224)
     """
+    config_fields = _with_classes(config_fields)
     path = as_path("path", path)
     if (weights := keras_files.find_weights_h5(path)) is not None:
         config, shapes = keras_files.read_weights_h5(weights, config_fields)
@@ -221,6 +221,13 @@ def inspect(path: str | os.PathLike, **config_fields: Any) -> CheckpointInfo:
             extra=tuple(plan.extra),
             misshaped=tuple(plan.misshaped),
         )
+
+
+def _with_classes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a caller passed; `labels` alone set `num_classes`."""
+    labels = as_labels(given.get("labels"))
+    known = given.get("num_classes") is not None or not isinstance(labels, tuple)
+    return {**given} if known else {**given, "num_classes": len(labels)}
 
 
 def local_path(source: str | os.PathLike) -> Path:

@@ -72,6 +72,8 @@ def test_load_new_head_is_zero_and_said(tmp_path, arrays, caplog):
     assert "new and untrained: 7 classes" in caplog.text and "head.weight" in caplog.text
     assert not np.any(logits(model, images()))
     assert set(inspect(path, num_heads=5, num_classes=7).dropped) == {"head.weight", "head.bias"}
+    found = inspect(path, num_heads=5, labels=[*"abcdefg"])
+    assert found.config.num_classes == 7 and found.config.labels == (*"abcdefg",)
     assert np.any(logits(keras_vit.from_pretrained(path, num_heads=5, num_classes=3), images()))
 
 
