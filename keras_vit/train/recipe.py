@@ -64,6 +64,7 @@ class Optimizer(Section):
         }
     )
     positive = ("global_clipnorm", "clipnorm")
+
     name: Literal["adamw", "adam", "sgd", "lamb", "muon"] = "adamw"
     learning_rate: float = 1e-3
     """The peak, for the whole batch of all devices."""
@@ -93,6 +94,7 @@ class Schedule(Section):
     """The learning rate: linear warm-up, then a cosine."""
 
     ranges = types.MappingProxyType({"warmup_steps": (0, math.inf), "final": (0, 1)})
+
     name: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = 0
     """Updates; with `accumulate` = k there is one in k batches."""
@@ -117,6 +119,7 @@ class Augment(Section):
             "repeats": (1, math.inf),
         }
     )
+
     crop: Literal["none", "pad", "inception"] = "none"
     """As in evaluation; a window of the image padded with black; a random part."""
     crop_padding: int = 4
@@ -221,6 +224,7 @@ class Loss(Section):
     """What is minimized."""
 
     ranges = types.MappingProxyType({"label_smoothing": (0, 1)})
+
     name: Literal["softmax", "sigmoid"] = "softmax"
     label_smoothing: float = 0.0
 
